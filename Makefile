@@ -1,0 +1,40 @@
+# Needs Python 3.11 or newer with venv and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin/python
+# The fused kernel and the kernel processes need no user settings: results do not depend on them.
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: reproduce smoke test bench lock clean
+.DELETE_ON_ERROR:
+
+reproduce: $(VENV)/installed
+	$(BIN) -m attention_dynamics.reproduce
+
+smoke: $(VENV)/installed
+	$(BIN) -m attention_dynamics.reproduce --smoke
+
+test: $(VENV)/installed
+	$(BIN) -m pytest
+
+bench: $(VENV)/installed
+	$(BIN) -m attention_dynamics.bench
+
+# The stamp is written last, so an interrupted installation starts again.
+$(VENV)/installed: pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN) -m pip install --quiet --constraint requirements.lock --editable '.[test]'
+	touch $@
+
+# Resolve the ranges of pyproject.toml anew. A local build tag (torch's +cpu) is dropped: the pin is the release.
+lock: $(VENV)/installed
+	$(BIN) -m pip install --quiet pip-tools
+	$(BIN) -m piptools compile --quiet --upgrade --extra test --strip-extras --allow-unsafe --no-emit-index-url \
+	  --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-annotate --no-header \
+	  --output-file requirements.lock pyproject.toml
+	sed -i 's/+cpu$$//' requirements.lock
+
+clean:
+	rm -rf $(VENV) results .reproduce-*

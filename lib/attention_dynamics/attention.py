@@ -1,0 +1,147 @@
+"""One attention head: its parameters, its forward pass, and the record of that pass.
+
+Tokens are rows. A parameter matrix therefore has shape (d_in, d_out) and acts from the right,
+`queries = inputs @ query`; it is the transpose of the paper's W_Q, W_K, W_V, W_O.
+Leading dimensions (`...`) are independent sequences, heads or runs and broadcast.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attention_dynamics.checks import require_count, require_floating, require_size
+
+# The fused CPU kernel is fastest when the head width is a multiple of its vector width.
+FUSED_WIDTH = 16
+
+
+class Head(NamedTuple):
+    """The four parameter matrices of a head, or four tensors that go with them (gradients, step sizes).
+
+    query  : (..., d_x, d_k)  the paper's W_Q, transposed
+    key    : (..., d_x, d_k)  W_K
+    value  : (..., d_x, d_v)  W_V
+    output : (..., d_v, C)    W_O
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one forward pass computed. Tq queries look at Tk keys (Tq = Tk in self-attention).
+
+    queries (..., Tq, d_k), keys (..., Tk, d_k), values (..., Tk, d_v)
+    scores  (..., Tq, Tk)  s_ij = q_i.k_j / sqrt(d_k), -inf where masked
+    weights (..., Tq, Tk)  alpha_ij = softmax_j(s_ij)
+    context (..., Tq, d_v) g_i = sum_j alpha_ij v_j
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scores: Tensor
+    weights: Tensor
+    context: Tensor
+
+
+def initial_head(
+    d_x: int, d_k: int, d_v: int, n_classes: int, generator: torch.Generator, scale: float = 0.1,
+    dtype: torch.dtype = torch.float32,
+) -> Head:
+    """Draw a head with entries scale * N(0, 1), in the order W_Q, W_K, W_V, W_O.
+
+    Raises ValueError for a size below one or a negative scale.
+    """
+    for name, size in (("d_x", d_x), ("d_k", d_k), ("d_v", d_v), ("n_classes", n_classes)):
+        require_count(name, size, 1)
+    if not scale >= 0:
+        raise ValueError(f"scale must be at least 0, got {scale}")
+    shapes = ((d_x, d_k), (d_x, d_k), (d_x, d_v), (d_v, n_classes))
+    return Head(*(scale * torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes))
+
+
+def stack_heads(heads: list[Head]) -> Head:
+    """Stack heads of equal shape along a new leading dimension (runs or parallel heads)."""
+    if not heads:
+        raise ValueError("heads must hold at least one head, got an empty list")
+    return Head(*(torch.stack(tensors) for tensors in zip(*heads, strict=True)))
+
+
+def causal_mask(length: int) -> Tensor:
+    """(T, T) boolean, True where query i may see key j, that is j <= i."""
+    require_count("length", length, 1)
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def project(head: Head, inputs: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries from `inputs` (..., Tq, d_x), keys and values from `memory` (..., Tk, d_x), or from `inputs` if None.
+
+    Raises ValueError for a width other than the head's, or for values that are not finite.
+    """
+    memory = inputs if memory is None else memory
+    for name, tensor in (("inputs", inputs), ("memory", memory)):
+        require_floating(name, tensor)
+        require_size(name, tensor, -1, head.query.shape[-2], "the head's d_x")
+    return inputs @ head.query, memory @ head.key, memory @ head.value
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Trace:
+    """Softmax attention with every intermediate kept.
+
+    queries (..., Tq, d_k), keys (..., Tk, d_k), values (..., Tk, d_v);
+    mask boolean, broadcastable to (..., Tq, Tk), True where attention is allowed.
+    Raises ValueError for shapes that do not fit and for a query that may attend to nothing.
+    """
+    for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
+        require_floating(name, tensor)
+    require_size("keys", keys, -1, queries.shape[-1], "the queries' d_k")
+    require_size("values", values, -2, keys.shape[-2], "one value for each key")
+    scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    if mask is not None:
+        require_mask(mask, scores)
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = torch.softmax(scores, -1)
+    return Trace(queries, keys, values, scores, weights, weights @ values)
+
+
+def require_mask(mask: Tensor, scores: Tensor) -> None:
+    """Raise ValueError unless `mask` is boolean, fits `scores` and leaves every query something to attend to."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise ValueError(f"mask must be a boolean tensor, True where attention is allowed, got {getattr(mask, 'dtype', mask)}")
+    try:
+        fits = torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"mask must broadcast to the scores' shape {tuple(scores.shape)}, got {tuple(mask.shape)}")
+    if not mask.any(-1).all():
+        raise ValueError("mask must leave every query at least one key, got a fully masked row")
+
+
+def fused_causal_context(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal context g (..., T, d_v) by PyTorch's fused kernel: the same as `attend(..., causal_mask(T)).context`
+    without ever holding a (T, T) matrix.
+
+    queries and keys (R, T, d_k), values (R, T, d_v). Heads are zero-padded to one common width, which changes
+    neither scores nor context.
+    """
+    d_k, d_v = queries.shape[-1], values.shape[-1]
+    width = -(-max(d_k, d_v) // FUSED_WIDTH) * FUSED_WIDTH
+    padded = [F.pad(tensor, (0, width - tensor.shape[-1])).unsqueeze(-3) for tensor in (queries, keys, values)]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        context = F.scaled_dot_product_attention(*padded, is_causal=True, scale=1 / math.sqrt(d_k))
+    return context.squeeze(-3)[..., :d_v]
+
+
+def plain_causal_context(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The same context with the (T, T) matrix materialised: the baseline that the fused path is held against."""
+    return attend(queries, keys, values, causal_mask(queries.shape[-2])).context

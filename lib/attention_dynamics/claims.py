@@ -1,0 +1,220 @@
+"""The ledger: what the paper claims, what was measured here, and a verdict that a stated rule computes."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from attention_dynamics.paths import write_whole
+
+REPRODUCED, QUALIFIED, NOT_REPRODUCED = "reproduced", "qualified", "not reproduced"
+VERDICTS = (REPRODUCED, QUALIFIED, NOT_REPRODUCED)
+CONFIDENCE = 0.95
+RESAMPLES = 9999
+
+
+@dataclass(frozen=True)
+class Interval:
+    """95 % confidence interval and how it was made."""
+
+    low: float
+    high: float
+    method: str
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and the rule that gave it."""
+
+    verdict: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the ledger.
+
+    id: the paper-facts id, with a suffix where a claim has several numbers (X2-loss-sgd)
+    ours, paper: the value here and in the paper, in `unit`; paper None where it gives no number
+    interval: over seeds, None where nothing is random
+    control: what could have refuted the claim, and what it gave
+    tolerance: largest change of `ours` between two machines that is no deviation, in `unit`
+    """
+
+    id: str
+    statement: str
+    paper: float | None
+    ours: float
+    unit: str
+    interval: Interval | None
+    seeds: list[int]
+    verdict: str
+    rule: str
+    reason: str
+    control: str
+    notebook: str
+    figure: str | None
+    tolerance: float
+
+
+def claim(
+    id: str, statement: str, ours: float, unit: str, judgement: Judgement, reasons: dict[str, str], control: str,
+    notebook: str, tolerance: float, paper: float | None = None, interval: Interval | None = None,
+    seeds: Sequence[int] = (), figure: str | None = None,
+) -> Claim:
+    """Make a ledger row; `reasons` has one sentence for each verdict that the rule can give.
+
+    Raises ValueError for a value or an interval end that is not finite, a tolerance that is not positive, or a verdict without a reason.
+    """
+    numbers = [ours, *([] if paper is None else [paper]), *([] if interval is None else [interval.low, interval.high])]
+    if not all(math.isfinite(number) for number in numbers):
+        raise ValueError(f"claim {id} must have finite values, got {numbers}")
+    if not tolerance > 0:
+        raise ValueError(f"tolerance of claim {id} must be positive, got {tolerance}")
+    if judgement.verdict not in reasons:
+        raise ValueError(f"reasons of claim {id} must hold one for the verdict {judgement.verdict!r}, got {sorted(reasons)}")
+    return Claim(
+        id, statement, paper, float(ours), unit, interval, list(seeds), judgement.verdict, judgement.rule,
+        reasons[judgement.verdict], control, notebook, figure, tolerance,
+    )
+
+
+def mean_interval(samples: Sequence[float]) -> Interval:
+    """Student's t interval of the mean over seeds. Raises ValueError for fewer than two finite samples."""
+    samples = _samples(samples)
+    low, high = stats.ttest_1samp(samples, 0).confidence_interval(CONFIDENCE)
+    return Interval(float(low), float(high), f"Student's t over {len(samples)} seeds")
+
+
+def paired_interval(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Student's t interval of the mean of first - second, paired by seed."""
+    if len(first) != len(second):
+        raise ValueError(f"paired samples must have equal length, got {len(first)} and {len(second)}")
+    interval = mean_interval(np.subtract(first, second))
+    return Interval(interval.low, interval.high, f"paired Student's t over {len(first)} seeds")
+
+
+def bootstrap_interval(n_seeds: int, statistic: Callable[[np.ndarray], float]) -> Interval:
+    """Percentile bootstrap over seeds: `statistic` takes an array of seed positions, drawn with replacement.
+
+    For statistics that are no mean. With few seeds such an interval is too narrow; the method's text says how many.
+    """
+    if n_seeds < 2:
+        raise ValueError(f"n_seeds must be at least 2, got {n_seeds}")
+    result = stats.bootstrap(
+        (np.arange(n_seeds),), lambda index: statistic(index.astype(int)), vectorized=False,
+        confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0),
+    )
+    low, high = result.confidence_interval
+    return Interval(float(low), float(high), f"percentile bootstrap, {RESAMPLES} resamples of {n_seeds} seeds")
+
+
+def judge_identity(errors: dict[str, float], tolerance: float) -> Judgement:
+    """For a law: `errors` has the largest relative error of each independent check."""
+    verdict = REPRODUCED if errors and all(error <= tolerance for error in errors.values()) else NOT_REPRODUCED
+    return Judgement(verdict, f"reproduced if the largest relative error of each of {len(errors)} checks ({', '.join(errors)}) is at most {tolerance:g}, else not reproduced")
+
+
+def judge_number(ours: float, paper: float, digits: int, interval: Interval) -> Judgement:
+    """For a printed number of a deterministic protocol: it should come back to the last printed digit, since the
+    seeds are the same; where it does not, the spread over seeds tells whether another draw could have given it."""
+    half_digit = 0.5 * 10.0**-digits
+    if abs(ours - paper) <= half_digit * (1 + 1e-9):
+        verdict = REPRODUCED
+    else:
+        verdict = QUALIFIED if interval.low <= paper <= interval.high else NOT_REPRODUCED
+    return Judgement(verdict, f"reproduced if within {half_digit:g} of the paper's number (its last digit; the seeds are the same); qualified if the paper's number lies in the 95 % interval over seeds; else not reproduced")
+
+
+def judge_effect(interval: Interval, controls: dict[str, bool]) -> Judgement:
+    """For a claimed positive difference: `controls` says of each control whether the claim survived it."""
+    if not interval.low > 0:
+        verdict = NOT_REPRODUCED
+    else:
+        verdict = REPRODUCED if all(controls.values()) else QUALIFIED
+    return Judgement(verdict, f"reproduced if the 95 % interval of the difference lies above 0 and the claim survives its controls ({', '.join(controls)}); qualified if only the first; else not reproduced")
+
+
+def record(claims: Iterable[Claim], notebook: str, folder: str | Path) -> None:
+    """Write the claims of one notebook to folder/{NN}_claims.json, NN the notebook's number.
+
+    Raises ValueError for no claims, for a repeated id and for a claim of another notebook.
+    """
+    claims = list(claims)
+    ids = [row.id for row in claims]
+    if not claims or len(set(ids)) < len(ids):
+        raise ValueError(f"claims must be distinct and at least one, got ids {ids}")
+    strangers = [row.id for row in claims if row.notebook != notebook]
+    if strangers:
+        raise ValueError(f"claims must be of notebook {notebook}, got others: {strangers}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{notebook.split('_')[0]}_claims.json", dump([asdict(row) for row in claims]))
+
+
+def dump(rows: list[dict]) -> bytes:
+    """Claims as JSON; numbers keep ten digits, more than any tolerance looks at."""
+    rounded = json.loads(json.dumps(rows), parse_float=lambda text: float(f"{float(text):.10g}"))
+    return (json.dumps(rounded, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read(folder: str | Path) -> list[Claim]:
+    """All claims recorded in `folder`, by notebook. Raises FileNotFoundError if there are none, ValueError for a
+    record that is not one or an id that two notebooks use."""
+    files = sorted(Path(folder).glob("[0-9][0-9]_claims.json"))
+    if not files:
+        raise FileNotFoundError(f"no NN_claims.json in {folder}: run the notebooks that come before")
+    claims = [row for file in files for row in read_file(file)]
+    ids = [row.id for row in claims]
+    repeated = sorted({id for id in ids if ids.count(id) > 1})
+    if repeated:
+        raise ValueError(f"claims must have one record each, got several of {repeated}")
+    return claims
+
+
+def read_file(file: Path) -> list[Claim]:
+    """The claims of one notebook's record. Raises ValueError naming the file if it is not a record."""
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        claims = [Claim(**{**row, "interval": row["interval"] and Interval(**row["interval"])}) for row in rows]
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise ValueError(f"{file} must hold claim records: {error}") from None
+    for row in claims:
+        if row.verdict not in VERDICTS:
+            raise ValueError(f"{file} must have a verdict of {VERDICTS} for {row.id}, got {row.verdict!r}")
+    return claims
+
+
+def deviations(committed: list[Claim], regenerated: list[Claim]) -> list[str]:
+    """One line for each claim that came, went, changed its verdict, or left its committed value by more than its
+    committed tolerance."""
+    old, new = ({row.id: row for row in claims} for claims in (committed, regenerated))
+    lines = [f"{id}: recorded before, not now" for id in old if id not in new]
+    lines += [f"{id}: not recorded before" for id in new if id not in old]
+    for id in old:
+        if id not in new:
+            continue
+        before, after = old[id], new[id]
+        if not abs(after.ours - before.ours) <= before.tolerance:
+            lines.append(f"{id}: {after.ours:.6g} is not within {before.tolerance:g} of the committed {before.ours:.6g} {before.unit}")
+        if after.verdict != before.verdict:
+            lines.append(f"{id}: verdict is '{after.verdict}', committed is '{before.verdict}'")
+    return lines
+
+
+def markdown(claims: list[Claim]) -> str:
+    """The ledger as a Markdown table: one row a claim."""
+    lines = [
+        "| claim | statement | paper | ours | 95 % interval | unit | verdict | reason | notebook |",
+        "|---|---|---:|---:|---|---|---|---|---|",
+    ]
+    for row in claims:
+        paper = "" if row.paper is None else f"{row.paper:.4g}"
+        interval = "" if row.interval is None else f"{row.interval.low:.4g} to {row.interval.high:.4g}"
+        cells = [row.id, row.statement, paper, f"{row.ours:.4g}", interval, row.unit, f"**{row.verdict}**", row.reason, row.notebook]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

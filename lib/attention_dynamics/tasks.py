@@ -1,0 +1,78 @@
+"""The tasks: sequences with known statistics."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attention_dynamics.checks import require_count, require_floating, require_size, require_stochastic
+
+
+class Sequence(NamedTuple):
+    """inputs (T, d_x) x_t and targets (T,) y_t, integers."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+def sticky_transition(n_symbols: int = 8, self_prob: float = 0.3) -> Tensor:
+    """(n, n) transition matrix of the sticky chain, rows P(y_t | y_{t-1}).
+
+    Row i weighs j = i by `self_prob` and any other j by 1/d at circular distance d, is normalised, is mixed as
+    (1 - self_prob) * row + self_prob * identity, and is normalised again. With the defaults the diagonal
+    is 0.3498. Raises ValueError unless n_symbols >= 2 and 0 <= self_prob <= 1.
+    """
+    require_count("n_symbols", n_symbols, 2)
+    if not 0 <= self_prob <= 1:
+        raise ValueError(f"self_prob must lie in [0, 1], got {self_prob}")
+    index = torch.arange(n_symbols)
+    gap = (index[:, None] - index).abs()
+    distance = torch.minimum(gap, n_symbols - gap)
+    rows = torch.where(distance == 0, self_prob, 1 / distance.clamp(min=1))
+    rows = rows / rows.sum(-1, keepdim=True)
+    rows = (1 - self_prob) * rows + self_prob * torch.eye(n_symbols)
+    return rows / rows.sum(-1, keepdim=True)
+
+
+def symbol_embeddings(n_symbols: int = 8, d_x: int = 20, seed: int = 0) -> Tensor:
+    """(n, d_x) standard normal embeddings mu, one row for each symbol."""
+    require_count("n_symbols", n_symbols, 2)
+    require_count("d_x", d_x, 1)
+    return torch.randn(n_symbols, d_x, generator=torch.Generator().manual_seed(seed))
+
+
+def sticky_sequence(transition: Tensor, embeddings: Tensor, length: int, generator: torch.Generator) -> Sequence:
+    """A chain y_0..y_{length-1} and its noisy inputs x_t = mu[y_{t-1}] + N(0, I), targets y_t, t = 1..length-1.
+
+    Draws in the order of the reference protocol: start symbol, symbols one by one, noise.
+    Raises ValueError for a matrix that is not stochastic, embeddings that do not match it, or length < 2.
+    """
+    require_stochastic("transition", transition)
+    require_size("transition", transition, -1, transition.shape[-2], "square")
+    require_floating("embeddings", embeddings)
+    require_size("embeddings", embeddings, -2, transition.shape[-1], "one row for each symbol")
+    require_count("length", length, 2)
+    symbols = torch.empty(length, dtype=torch.long)
+    symbols[0] = torch.randint(len(transition), (1,), generator=generator)
+    for t in range(1, length):
+        symbols[t] = torch.multinomial(transition[symbols[t - 1]], 1, generator=generator)
+    noise = torch.randn(length - 1, embeddings.shape[-1], generator=generator)
+    return Sequence(embeddings[symbols[:-1]] + noise, symbols[1:])
+
+
+def stationary_distribution(transition: Tensor) -> Tensor:
+    """(n,) probability vector pi with pi P = pi. Raises ValueError for a matrix that is not stochastic."""
+    require_stochastic("transition", transition)
+    n = len(transition)
+    # The system (P^T - I) pi = 0 with sum(pi) = 1, solved by least squares.
+    system = torch.cat([transition.mT.double() - torch.eye(n, dtype=torch.float64), torch.ones(1, n, dtype=torch.float64)])
+    right = torch.zeros(n + 1, 1, dtype=torch.float64)
+    right[-1] = 1
+    return torch.linalg.lstsq(system, right).solution.squeeze(-1).to(transition.dtype)
+
+
+def entropy_rate(transition: Tensor) -> float:
+    """Entropy of y_t given y_{t-1} under the stationary distribution, in nats: the loss of an observer who sees
+    y_{t-1} without noise, which no model of the chain can beat on average on fresh data."""
+    rows = torch.special.entr(transition).sum(-1)
+    return float(stationary_distribution(transition) @ rows)

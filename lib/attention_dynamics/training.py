@@ -1,0 +1,117 @@
+"""Full-batch gradient descent on a stack of heads, with a step size for each of the four matrices."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention_dynamics.attention import Head
+from attention_dynamics.checks import require_count
+from attention_dynamics.laws import cross_entropy
+
+# Sums are split between threads, so their last bit depends on how many there are: one number for every machine.
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """Step sizes of one schedule: W_Q and W_K (routing), W_V (content), W_O. Zero freezes a matrix.
+
+    Raises ValueError for a negative or non-finite step size.
+    """
+
+    query: float
+    key: float
+    value: float
+    output: float
+
+    def __post_init__(self):
+        for name in Head._fields:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"step size of {name} must be finite and at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What R runs of S steps recorded. Row t is before step t; row S is after the last step.
+
+    loss, entropy (S+1, R): mean cross-entropy and mean predictive entropy, nats; accuracy (S+1, R): fraction
+    snapshots: the heads before each step that was asked for; head: the heads after the last step
+    """
+
+    loss: Tensor
+    entropy: Tensor
+    accuracy: Tensor
+    snapshots: dict[int, Head]
+    head: Head
+
+    def columns(self, runs: slice) -> "Run":
+        """The part of the record that belongs to these runs."""
+        return Run(
+            self.loss[:, runs], self.entropy[:, runs], self.accuracy[:, runs],
+            {step: Head(*(tensor[runs] for tensor in head)) for step, head in self.snapshots.items()},
+            Head(*(tensor[runs] for tensor in self.head)),
+        )
+
+
+def descend(
+    head: Head,
+    logits: Callable[[Head], Tensor],
+    targets: Tensor,
+    step_sizes: list[StepSizes],
+    steps: int,
+    snapshots: Iterable[int] = (),
+) -> Run:
+    """`steps` steps of plain gradient descent on R independent heads at once, all four matrices updated together.
+
+    head: matrices with a leading run dimension R; `logits(head)` gives (R, T, C); targets (R, T);
+    step_sizes: one entry for each run; snapshots: steps in 0..steps before which the heads are kept.
+    Raises ValueError for counts that do not match and FloatingPointError, naming runs and step, if a loss
+    stops being finite.
+    """
+    require_count("steps", steps, 0)
+    runs = len(head.query)
+    if len(step_sizes) != runs:
+        raise ValueError(f"step_sizes must have one entry for each of {runs} runs, got {len(step_sizes)}")
+    snapshots = set(snapshots)
+    if not snapshots <= set(range(steps + 1)):
+        raise ValueError(f"snapshots must lie in 0..{steps}, got {sorted(snapshots - set(range(steps + 1)))}")
+    rates = [head.query.new_tensor([getattr(sizes, name) for sizes in step_sizes])[:, None, None] for name in Head._fields]
+    record = {name: head.query.new_empty(steps + 1, runs) for name in ("loss", "entropy", "accuracy")}
+    kept = {}
+    head = Head(*(tensor.detach().clone().requires_grad_() for tensor in head))
+    with fixed_threads():
+        for step in range(steps + 1):
+            if step in snapshots:
+                kept[step] = Head(*(tensor.detach().clone() for tensor in head))
+            now = logits(head)
+            loss = cross_entropy(now, targets)
+            record["loss"][step] = loss.detach()
+            record["entropy"][step] = predictive_entropy(now.detach())
+            record["accuracy"][step] = (now.argmax(-1) == targets).to(now.dtype).mean(-1)
+            if not torch.isfinite(loss).all():
+                raise FloatingPointError(f"loss of run(s) {(~torch.isfinite(loss)).nonzero().flatten().tolist()} is not finite before step {step}")
+            if step < steps:
+                gradients = torch.autograd.grad(loss.sum(), head)
+                with torch.no_grad():
+                    for tensor, rate, gradient in zip(head, rates, gradients, strict=True):
+                        tensor -= rate * gradient
+    return Run(**record, snapshots=kept, head=Head(*(tensor.detach() for tensor in head)))
+
+
+def predictive_entropy(logits: Tensor) -> Tensor:
+    """(...,) mean over positions of the entropy of softmax(logits) (..., T, C), in nats."""
+    return torch.special.entr(torch.softmax(logits, -1)).sum(-1).mean(-1)
+
+
+@contextmanager
+def fixed_threads() -> Iterator[None]:
+    """Compute with THREADS threads, whatever the machine or the environment says, and put the setting back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
