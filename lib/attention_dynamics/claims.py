@@ -113,10 +113,10 @@ def bootstrap_interval(n_seeds: int, statistic: Callable[[np.ndarray], float]) -
     return Interval(float(low), float(high), f"percentile bootstrap, {RESAMPLES} resamples of {n_seeds} seeds")
 
 
-def judge_identity(errors: dict[str, float], tolerance: float) -> Judgement:
-    """For a law: `errors` has the largest relative error of each independent check."""
+def judge_identity(errors: dict[str, float], tolerance: float, kind: str = "relative error") -> Judgement:
+    """For a law: `errors` has the largest error, of this kind, of each independent check."""
     verdict = REPRODUCED if errors and all(error <= tolerance for error in errors.values()) else NOT_REPRODUCED
-    return Judgement(verdict, f"reproduced if the largest relative error of each of {len(errors)} checks ({', '.join(errors)}) is at most {tolerance:g}, else not reproduced")
+    return Judgement(verdict, f"reproduced if the largest {kind} of each of {len(errors)} checks ({', '.join(errors)}) is at most {tolerance:g}, else not reproduced")
 
 
 def judge_number(ours: float, paper: float, digits: int, interval: Interval) -> Judgement:
@@ -154,6 +154,14 @@ def record(claims: Iterable[Claim], notebook: str, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / f"{notebook.split('_')[0]}_claims.json", dump([asdict(row) for row in claims]))
+
+
+def write_ledger(claims: list[Claim], folder: str | Path) -> None:
+    """Write all claims to folder/claims.json and, as a table, to folder/claims.md."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "claims.json", dump([asdict(row) for row in claims]))
+    write_whole(folder / "claims.md", markdown(claims).encode())
 
 
 def dump(rows: list[dict]) -> bytes:
@@ -218,3 +226,10 @@ def markdown(claims: list[Claim]) -> str:
         cells = [row.id, row.statement, paper, f"{row.ours:.4g}", interval, row.unit, f"**{row.verdict}**", row.reason, row.notebook]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _samples(samples: Sequence[float]) -> np.ndarray:
+    array = np.asarray(samples, dtype=float)
+    if array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
+        raise ValueError(f"samples must be at least two finite numbers, got {samples}")
+    return array

@@ -4,10 +4,12 @@ import io
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from IPython.display import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy import stats
 
 from attention_dynamics import paths
 from attention_dynamics.paths import write_whole
@@ -23,6 +25,7 @@ COLOURS = {
 }
 # Diverging for signed quantities (0 is white), sequential for attention weights.
 SIGNED, SEQUENTIAL = "RdBu_r", "cividis"
+BAND = "95 % t interval of the mean"
 DISPLAY_WIDTH = 760  # pixels, the text width of a rendered notebook
 
 
@@ -50,6 +53,20 @@ def save(figure: Figure, name: str, data: pd.DataFrame, folder: str | Path) -> I
     table = data.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     write_whole(folder / f"{name}.csv", table.encode())
     return Image(bitmap.getvalue(), format="png", width=DISPLAY_WIDTH)
+
+
+def mean_band(samples: np.ndarray) -> pd.DataFrame:
+    """Columns mean, low, high of samples (S, R): the mean over R seeds and its 95 % interval by Student's t.
+
+    `BAND` is what a legend says of it. Raises ValueError for fewer than two seeds.
+    """
+    samples = np.asarray(samples, dtype=float)
+    if samples.ndim != 2 or samples.shape[1] < 2:
+        raise ValueError(f"samples must have shape (S, R) with at least 2 seeds R, got {samples.shape}")
+    seeds = samples.shape[1]
+    half = stats.t.ppf(0.975, seeds - 1) * samples.std(1, ddof=1) / np.sqrt(seeds)
+    mean = samples.mean(1)
+    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
 def annotated_heatmap(axes: Axes, matrix, title: str, signed: bool, fmt: str = "{:.2f}", limit: float | None = None):

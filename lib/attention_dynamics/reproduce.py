@@ -1,0 +1,312 @@
+"""Run the notebooks and regenerate what they write.
+
+`python -m attention_dynamics.reproduce [NAMES] [--jobs N] [--smoke] [-p NAME VALUE] [--accept]`
+
+A full run replaces notebooks/ and figures/, one notebook at a time and only once it is whole and its claims agree
+with the committed ones. A smoke run, or one with own parameters, writes to results/ instead.
+"""
+
+import argparse
+import ast
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import psutil
+from nbclient.exceptions import DeadKernelError
+from nbformat import NotebookNode
+from papermill.engines import NBClientEngine, papermill_engines
+from papermill.exceptions import PapermillExecutionError
+
+from attention_dynamics import claims, pairing, parameters, paths
+from attention_dynamics.training import THREADS
+
+ENGINE = "attention_dynamics"
+README_MARKS = ("<!-- claims: begin (generated) -->", "<!-- claims: end -->")
+
+
+class NotebookFailed(Exception):
+    """A notebook did not run to its end, or gave what may not be kept; the text says where and why."""
+
+
+class ProgressEngine(NBClientEngine):
+    """Papermill's own engine, telling `on_cell(index)` before each cell."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man, kernel_name, on_cell, **kwargs):
+        start = nb_man.cell_start
+
+        def cell_start(cell, cell_index=None, **details):
+            on_cell(cell_index)
+            return start(cell, cell_index, **details)
+
+        nb_man.cell_start = cell_start
+        return super().execute_managed_notebook(nb_man, kernel_name, **kwargs)
+
+
+papermill_engines.register(ENGINE, ProgressEngine)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run: its name, its source, the parameters to inject."""
+
+    name: str
+    source: NotebookNode
+    parameters: dict[str, Any]
+
+    @property
+    def number(self) -> str:
+        return self.name.split("_")[0]
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether it reads what the other notebooks recorded, and so runs after them."""
+        return "records" in pairing.parameter_defaults(self.source)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a run writes. `committed`: these are the project's own folders, whose claims must come back."""
+
+    notebooks: Path
+    figures: Path
+    committed: bool
+
+
+def select(names: list[str]) -> list[str]:
+    """The notebooks that `names` mean: a name or its number; all if empty. Raises ValueError for an unknown one."""
+    known = sorted(path.stem for path in paths.notebooks().glob("[0-9][0-9]_*.py"))
+    chosen = set()
+    for name in names:
+        stem = Path(name).stem
+        matches = [candidate for candidate in known if stem in (candidate, candidate.split("_")[0])]
+        if not matches:
+            raise ValueError(f"unknown notebook {name}: known are {', '.join(known)}")
+        chosen.update(matches)
+    return [name for name in known if name in chosen or not names]
+
+
+def plan(names: list[str], overrides: dict[str, Any], smoke: bool, destination: Destination) -> list[Job]:
+    """Read the sources and settle every parameter. Raises ValueError, before anything runs, for an unknown notebook
+    or parameter and for a value of the wrong type or range."""
+    sources = {name: pairing.read_source(paths.notebooks() / f"{name}.py") for name in select(names)}
+    defaults = {name: pairing.parameter_defaults(source) for name, source in sources.items()}
+    taken = set().union(*defaults.values())
+    for name in overrides:
+        if name not in taken:
+            raise ValueError(f"unknown parameter {name}: {', '.join(sources)} take {', '.join(sorted(taken))}")
+    overrides = {name: parameters.check(name, value) for name, value in overrides.items()}
+    if smoke:
+        overrides = {name: parameters.PARAMETERS[name].smoke for name in taken} | overrides
+    if not destination.committed:
+        overrides = {"records": str(destination.figures)} | {k: v for k, v in overrides.items() if k != "results"}
+    return [
+        Job(name, source, {key: value for key, value in overrides.items() if key in defaults[name]})
+        for name, source in sources.items()
+    ]
+
+
+def run(job: Job, destination: Destination, accept: bool, on_cell: Callable[[int], None]) -> None:
+    """Execute one notebook aside and, when it is whole, move its results and itself to `destination`.
+
+    Raises NotebookFailed, leaving `destination` as it was.
+    """
+    staging = Path(tempfile.mkdtemp(prefix=".reproduce-", dir=paths.root()))
+    try:
+        notebook = execute(job, staging, on_cell)
+        results = staging / parameters.PARAMETERS["results"].smoke
+        if destination.committed and not accept:
+            refuse_deviations(job, results, destination)
+        publish(job, notebook, results, destination)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookNode:
+    """Execute `job` with working folder `folder`. Raises NotebookFailed naming notebook and cell."""
+    at = {"cell": 0}
+
+    def note(index: int) -> None:
+        at["cell"] = index
+        on_cell(index)
+
+    def failed(index: int, why: str) -> NotebookFailed:
+        return NotebookFailed(f"{job.name}: cell {index + 1}: {why}")
+
+    try:
+        notebook = papermill.execute_notebook(
+            nbformat.from_dict(job.source), None, job.parameters, engine_name=ENGINE, kernel_name=pairing.KERNEL["name"],
+            progress_bar=False, on_cell=note, resources={"metadata": {"path": str(folder)}},
+            extra_arguments=["--log-level=ERROR"],  # the kernel warns of its own transport otherwise
+        )
+    except PapermillExecutionError as error:
+        raise failed(at["cell"], f"{error.ename}: {error.evalue}") from None
+    except DeadKernelError:
+        raise failed(at["cell"], "the kernel died") from None
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code" or not cell.source.strip():
+            continue
+        for output in cell.outputs:
+            if output.output_type == "error":
+                raise failed(index, f"{output.ename} ended the notebook early")
+            if output.output_type == "stream" and output.name == "stderr":
+                raise failed(index, f"wrote to standard error: {output.text.strip().splitlines()[-1]}")
+        if cell.execution_count is None:
+            raise failed(index, "was not executed")
+    return notebook
+
+
+def refuse_deviations(job: Job, results: Path, destination: Destination) -> None:
+    """Raise NotebookFailed if a claim of `results` left its committed value; the results are kept for a look."""
+    name = f"{job.number}_claims.json"
+    if not (destination.figures / name).exists():
+        return
+    regenerated = claims.read_file(results / name) if (results / name).exists() else []
+    lines = claims.deviations(claims.read_file(destination.figures / name), regenerated)
+    if lines:
+        kept = paths.root() / "results" / job.name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(results, kept)
+        raise NotebookFailed(
+            f"{job.name}: {'; '.join(lines)}. The committed files stay; the regenerated ones are in {kept}; --accept takes them"
+        )
+
+
+def publish(job: Job, notebook: NotebookNode, results: Path, destination: Destination) -> None:
+    """Rename the results and the notebook into place, and remove what an earlier version of the notebook left."""
+    content = pairing.to_bytes(notebook)
+    destination.figures.mkdir(parents=True, exist_ok=True)
+    produced = sorted(results.iterdir()) if results.is_dir() else []
+    for file in produced:
+        os.replace(file, destination.figures / file.name)
+    for stale in destination.figures.glob(f"{job.number}_*"):
+        if stale.suffix != ".ipynb" and stale.name not in {file.name for file in produced}:
+            stale.unlink()
+    paths.write_whole(destination.notebooks / f"{job.name}.ipynb", content)
+
+
+def run_all(jobs: list[Job], destination: Destination, workers: int, accept: bool) -> list[str]:
+    """Run every job, those that read records last; return one line for each failure.
+
+    Raises KeyboardInterrupt, after every kernel is ended, with the notebooks and cells that were interrupted.
+    """
+    started = {}
+    cells = {}
+
+    def one(job: Job) -> None:
+        started[job.name] = time.monotonic()
+
+        def on_cell(index: int) -> None:
+            cells[job.name] = index + 1
+            say(f"{job.name}  cell {index + 1}/{len(job.source.cells) + bool(job.parameters)}", started[job.name])
+
+        run(job, destination, accept, on_cell)
+
+    failures = []
+    for group in ([job for job in jobs if not job.reads_records], [job for job in jobs if job.reads_records]):
+        if failures and group:
+            failures += [f"{job.name}: not run, since it reads the records of the notebooks above" for job in group]
+            break
+        pool = ThreadPoolExecutor(workers)
+        futures = {pool.submit(one, job): job for job in group}
+        try:
+            for future in as_completed(futures):
+                name = futures[future].name
+                try:
+                    future.result()
+                    say(f"{name}  done", started[name])
+                except Exception as error:  # whatever stops one notebook must not stop the report on the others
+                    line = str(error) if isinstance(error, NotebookFailed) else f"{name}: {type(error).__name__}: {error}"
+                    say(f"{name}  FAILED", started[name])
+                    failures.append(line)
+        except KeyboardInterrupt:
+            for child in psutil.Process().children(recursive=True):
+                child.kill()
+            pool.shutdown(cancel_futures=True)
+            running = [f"{job.name}: interrupted in cell {cells.get(job.name, 1)}" for future, job in futures.items() if not future.cancelled() and future.exception()]
+            raise KeyboardInterrupt("; ".join(running) or "interrupted before a notebook ran") from None
+        pool.shutdown()
+    return failures
+
+
+def say(text: str, since: float) -> None:
+    """One line of progress with the seconds since `since`."""
+    print(f"{text}  {time.monotonic() - since:.1f} s", flush=True)
+
+
+def refresh_readme(readme: Path, table: str) -> None:
+    """Put the table of claims between the README's marks. Raises ValueError if a mark is missing."""
+    text = readme.read_text(encoding="utf-8")
+    begin, end = README_MARKS
+    if begin not in text or end not in text:
+        raise ValueError(f"{readme} must hold the lines {begin} and {end}")
+    before, after = text.split(begin)[0], text.split(end)[1]
+    paths.write_whole(readme, f"{before}{begin}\n{table}{end}{after}".encode())
+
+
+def kernel_environment(folder: str) -> dict[str, str]:
+    """Variables that make kernels alike everywhere: no user profile, one hash seed, one number of threads."""
+    return {"IPYTHONDIR": folder, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. Returns 0, 1 if a notebook failed or deviates, 2 for a refused argument, 130 if interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m attention_dynamics.reproduce", description="Execute the notebooks and regenerate the figures and the table of claims.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="notebook, or its number; all if none is given")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="notebooks at a time (default 1)")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, same code; writes to results/smoke")
+    parser.add_argument("-p", dest="overrides", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="parameter for the notebooks that have it; writes to results/own")
+    parser.add_argument("--accept", action="store_true", help="let regenerated claims replace committed ones that they deviate from")
+    options = parser.parse_args(arguments)
+    out = paths.root() / "results" / ("smoke" if options.smoke else "own")
+    committed = not options.smoke and not options.overrides
+    destination = Destination(paths.notebooks(), paths.figures(), True) if committed else Destination(out, out, False)
+    try:
+        if options.jobs < 1:
+            raise ValueError(f"--jobs takes an integer of at least 1, got {options.jobs}")
+        jobs = plan(options.names, {name: _literal(value) for name, value in options.overrides}, options.smoke, destination)
+    except ValueError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as profile:
+        os.environ.update(kernel_environment(profile))
+        try:
+            failures = run_all(jobs, destination, options.jobs, options.accept)
+        except KeyboardInterrupt as interrupt:
+            print(f"interrupted: {interrupt}. Finished notebooks are in place, the others as they were.", file=sys.stderr)
+            return 130
+    table = destination.figures / "claims.md"
+    if any(job.reads_records for job in jobs) and not failures:
+        text = table.read_text(encoding="utf-8")
+        if committed:
+            refresh_readme(paths.root() / "README.md", text)
+        print(text)
+    for line in failures:
+        print(f"failed: {line}", file=sys.stderr)
+    say(f"{len(jobs) - len(failures)} of {len(jobs)} notebooks done, in {destination.notebooks}", begin)
+    return 1 if failures else 0
+
+
+def _literal(text: str) -> Any:
+    """The Python value that `text` spells, or `text` itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+# %% [markdown]
+# # The ledger of claims
+#
+# **What it shows.** Every claim of the paper that the notebooks before this one put to a test, with the paper's value,
+# ours, the interval over seeds, and a verdict that a stated rule computed.
+#
+# **For whom.** Readers who want the result first, and referees who want the rule and the control behind each verdict.
+#
+# **What to know first.** Nothing; each row names the notebook that argues it.
+#
+# **Time.** About 3 seconds on two cores.
+
+# %%
+import pandas as pd
+from IPython.display import Markdown
+
+from attention_dynamics import claims, parameters, paths
+
+# %% tags=["parameters"]
+records: str = ""  # folder with the records of the other notebooks; empty for the project's figures/
+results: str = "results"  # folder for the ledger
+
+# %%
+records, results = parameters.checked(records=records, results=results)
+ledger = claims.read(records or paths.figures())
+
+# %% [markdown]
+# ## Verdicts
+#
+# A verdict is one of three words.
+#
+# * **reproduced**: the claim holds here, and its control did not explain it away.
+# * **qualified**: it holds, but under a condition that the reason names, or because of something that the control also does.
+# * **not reproduced**: it does not hold here.
+#
+# A control is a run or a calculation that could have refuted the claim. Intervals are 95 % intervals over seeds; how each was made is
+# in its record.
+
+# %%
+counts = pd.Series([row.verdict for row in ledger]).value_counts().reindex(claims.VERDICTS, fill_value=0)
+print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+# %%
+table = claims.markdown(ledger)
+Markdown(table)
+
+# %% [markdown]
+# ## Rules and controls
+#
+# What decided each verdict, and what could have turned it.
+
+# %%
+Markdown("\n".join(
+    f"* **{row.id}** ({row.notebook}{f', figure {row.figure}' if row.figure else ''}). Rule: {row.rule}. Control: {row.control}."
+    + (f" Interval: {row.interval.method}." if row.interval else "") for row in ledger
+))
+
+# %% [markdown]
+# The whole ledger, as one table for reading (`claims.md`) and one for machines (`claims.json`), is written beside the figures.
+
+# %%
+claims.write_ledger(ledger, results)
