@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin/python
-# The fused kernel and the kernel processes need no user settings: results do not depend on them.
+# Nothing from the user's own site-packages: results do not depend on them.
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -28,11 +28,14 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(BIN) -m pip install --quiet --constraint requirements.lock --editable '.[test]'
 	touch $@
 
-# Resolve the ranges of pyproject.toml anew. A local build tag (torch's +cpu) is dropped: the pin is the release.
+# Resolve the ranges of pyproject.toml anew. torch is held, since its default build is several GB on Linux; a local
+# build tag (+cpu) is dropped, so that the pin names the release.
+TORCH := 2.13.0
 lock: $(VENV)/installed
 	$(BIN) -m pip install --quiet pip-tools
-	$(BIN) -m piptools compile --quiet --upgrade --extra test --strip-extras --allow-unsafe --no-emit-index-url \
-	  --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-annotate --no-header \
+	rm requirements.lock
+	$(BIN) -m piptools compile --quiet --upgrade-package torch==$(TORCH) --extra test --strip-extras --allow-unsafe \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-annotate --no-header \
 	  --output-file requirements.lock pyproject.toml
 	sed -i 's/+cpu$$//' requirements.lock
 

@@ -50,10 +50,14 @@ Markdown(table)
 # What decided each verdict, and what could have turned it.
 
 # %%
-Markdown("\n".join(
-    f"* **{row.id}** ({row.notebook}{f', figure {row.figure}' if row.figure else ''}). Rule: {row.rule}. Control: {row.control}."
-    + (f" Interval: {row.interval.method}." if row.interval else "") for row in ledger
-))
+lines = []
+for row in ledger:
+    figure = f", figure `{row.figure}`" if row.figure else ""
+    interval = f" *Interval:* {row.interval.method}." if row.interval else ""
+    lines.append(
+        f"* **{row.id}** (`{row.notebook}`{figure}). *Rule:* {row.rule}. *Control:* {row.control}.{interval}"
+    )
+Markdown("\n".join(lines))
 
 # %% [markdown]
 # The whole ledger, as one table for reading (`claims.md`) and one for machines (`claims.json`), is written beside the figures.

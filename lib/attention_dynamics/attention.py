@@ -54,7 +54,12 @@ class Trace:
 
 
 def initial_head(
-    d_x: int, d_k: int, d_v: int, n_classes: int, generator: torch.Generator, scale: float = 0.1,
+    d_x: int,
+    d_k: int,
+    d_v: int,
+    n_classes: int,
+    generator: torch.Generator,
+    scale: float = 0.1,
     dtype: torch.dtype = torch.float32,
 ) -> Head:
     """Draw a head with entries scale * N(0, 1), in the order W_Q, W_K, W_V, W_O.
@@ -116,7 +121,9 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
 def require_mask(mask: Tensor, scores: Tensor) -> None:
     """Raise ValueError unless `mask` is boolean, fits `scores` and leaves every query something to attend to."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise ValueError(f"mask must be a boolean tensor, True where attention is allowed, got {getattr(mask, 'dtype', mask)}")
+        raise ValueError(
+            f"mask must be a boolean tensor, True where attention is allowed, got {getattr(mask, 'dtype', mask)}"
+        )
     try:
         fits = torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
     except RuntimeError:

@@ -62,9 +62,19 @@ class Claim:
 
 
 def claim(
-    id: str, statement: str, ours: float, unit: str, judgement: Judgement, reasons: dict[str, str], control: str,
-    notebook: str, tolerance: float, paper: float | None = None, interval: Interval | None = None,
-    seeds: Sequence[int] = (), figure: str | None = None,
+    id: str,
+    statement: str,
+    ours: float,
+    unit: str,
+    judgement: Judgement,
+    reasons: dict[str, str],
+    control: str,
+    notebook: str,
+    tolerance: float,
+    paper: float | None = None,
+    interval: Interval | None = None,
+    seeds: Sequence[int] = (),
+    figure: str | None = None,
 ) -> Claim:
     """Make a ledger row; `reasons` has one sentence for each verdict that the rule can give.
 
@@ -76,10 +86,24 @@ def claim(
     if not tolerance > 0:
         raise ValueError(f"tolerance of claim {id} must be positive, got {tolerance}")
     if judgement.verdict not in reasons:
-        raise ValueError(f"reasons of claim {id} must hold one for the verdict {judgement.verdict!r}, got {sorted(reasons)}")
+        raise ValueError(
+            f"reasons of claim {id} must hold one for the verdict {judgement.verdict!r}, got {sorted(reasons)}"
+        )
     return Claim(
-        id, statement, paper, float(ours), unit, interval, list(seeds), judgement.verdict, judgement.rule,
-        reasons[judgement.verdict], control, notebook, figure, tolerance,
+        id,
+        statement,
+        paper,
+        float(ours),
+        unit,
+        interval,
+        list(seeds),
+        judgement.verdict,
+        judgement.rule,
+        reasons[judgement.verdict],
+        control,
+        notebook,
+        figure,
+        tolerance,
     )
 
 
@@ -106,8 +130,13 @@ def bootstrap_interval(n_seeds: int, statistic: Callable[[np.ndarray], float]) -
     if n_seeds < 2:
         raise ValueError(f"n_seeds must be at least 2, got {n_seeds}")
     result = stats.bootstrap(
-        (np.arange(n_seeds),), lambda index: statistic(index.astype(int)), vectorized=False,
-        confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=np.random.default_rng(0),
+        (np.arange(n_seeds),),
+        lambda index: statistic(index.astype(int)),
+        vectorized=False,
+        confidence_level=CONFIDENCE,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
     )
     low, high = result.confidence_interval
     return Interval(float(low), float(high), f"percentile bootstrap, {RESAMPLES} resamples of {n_seeds} seeds")
@@ -116,7 +145,10 @@ def bootstrap_interval(n_seeds: int, statistic: Callable[[np.ndarray], float]) -
 def judge_identity(errors: dict[str, float], tolerance: float, kind: str = "relative error") -> Judgement:
     """For a law: `errors` has the largest error, of this kind, of each independent check."""
     verdict = REPRODUCED if errors and all(error <= tolerance for error in errors.values()) else NOT_REPRODUCED
-    return Judgement(verdict, f"reproduced if the largest {kind} of each of {len(errors)} checks ({', '.join(errors)}) is at most {tolerance:g}, else not reproduced")
+    return Judgement(
+        verdict,
+        f"reproduced if the largest {kind} of each of {len(errors)} checks ({', '.join(errors)}) is at most {tolerance:g}, else not reproduced",
+    )
 
 
 def judge_number(ours: float, paper: float, digits: int, interval: Interval) -> Judgement:
@@ -127,7 +159,10 @@ def judge_number(ours: float, paper: float, digits: int, interval: Interval) -> 
         verdict = REPRODUCED
     else:
         verdict = QUALIFIED if interval.low <= paper <= interval.high else NOT_REPRODUCED
-    return Judgement(verdict, f"reproduced if within {half_digit:g} of the paper's number (its last digit; the seeds are the same); qualified if the paper's number lies in the 95 % interval over seeds; else not reproduced")
+    return Judgement(
+        verdict,
+        f"reproduced if within {half_digit:g} of the paper's number (its last digit; the seeds are the same); qualified if the paper's number lies in the 95 % interval over seeds; else not reproduced",
+    )
 
 
 def judge_effect(interval: Interval, controls: dict[str, bool]) -> Judgement:
@@ -136,7 +171,18 @@ def judge_effect(interval: Interval, controls: dict[str, bool]) -> Judgement:
         verdict = NOT_REPRODUCED
     else:
         verdict = REPRODUCED if all(controls.values()) else QUALIFIED
-    return Judgement(verdict, f"reproduced if the 95 % interval of the difference lies above 0 and the claim survives its controls ({', '.join(controls)}); qualified if only the first; else not reproduced")
+    return Judgement(
+        verdict,
+        f"reproduced if the 95 % interval of the difference lies above 0 and the claim survives its controls ({', '.join(controls)}); qualified if only the first; else not reproduced",
+    )
+
+
+def judge_conditions(core: dict[str, bool], rest: dict[str, bool]) -> Judgement:
+    """For a claim that can be taken more or less strictly: `core` is its least reading, `rest` what its words also say."""
+    verdict = NOT_REPRODUCED if not all(core.values()) else REPRODUCED if all(rest.values()) else QUALIFIED
+    return Judgement(
+        verdict, f"reproduced if {', '.join((*core, *rest))}; qualified if only {', '.join(core)}; else not reproduced"
+    )
 
 
 def record(claims: Iterable[Claim], notebook: str, folder: str | Path) -> None:
@@ -208,24 +254,56 @@ def deviations(committed: list[Claim], regenerated: list[Claim]) -> list[str]:
             continue
         before, after = old[id], new[id]
         if not abs(after.ours - before.ours) <= before.tolerance:
-            lines.append(f"{id}: {after.ours:.6g} is not within {before.tolerance:g} of the committed {before.ours:.6g} {before.unit}")
+            lines.append(
+                f"{id}: {after.ours:.6g} is not within {before.tolerance:g} of the committed {before.ours:.6g} {before.unit}"
+            )
         if after.verdict != before.verdict:
             lines.append(f"{id}: verdict is '{after.verdict}', committed is '{before.verdict}'")
     return lines
 
 
-def markdown(claims: list[Claim]) -> str:
-    """The ledger as a Markdown table: one row a claim."""
-    lines = [
-        "| claim | statement | paper | ours | 95 % interval | unit | verdict | reason | notebook |",
-        "|---|---|---:|---:|---|---|---|---|---|",
+def summary(claims: list[Claim]) -> str:
+    """The ledger in short, as an aligned Markdown table that also reads well in a terminal."""
+    header = ("claim", "statement", "paper", "ours", "95 % interval", "unit", "verdict")
+    rows = [
+        (row.id, row.statement, _number(row.paper), _number(row.ours), _ends(row), row.unit, row.verdict)
+        for row in claims
     ]
-    for row in claims:
-        paper = "" if row.paper is None else f"{row.paper:.4g}"
-        interval = "" if row.interval is None else f"{row.interval.low:.4g} to {row.interval.high:.4g}"
-        cells = [row.id, row.statement, paper, f"{row.ours:.4g}", interval, row.unit, f"**{row.verdict}**", row.reason, row.notebook]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    widths = [max(len(cells[column]) for cells in (header, *rows)) for column in range(len(header))]
+    lines = [header, tuple("-" * width for width in widths), *rows]
+    return "".join(
+        "| "
+        + " | ".join(cell.replace("|", "/").ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |\n"
+        for line in lines
+    )
+
+
+def markdown(claims: list[Claim]) -> str:
+    """The ledger as a Markdown table, one row a claim, without the columns in which every row is empty or, for the
+    notebook, the same."""
+    columns = {
+        "claim": [row.id for row in claims],
+        "statement": [row.statement for row in claims],
+        "paper": [_number(row.paper) for row in claims],
+        "ours": [_number(row.ours) for row in claims],
+        "95 % interval": [_ends(row) for row in claims],
+        "unit": [row.unit for row in claims],
+        "verdict": [f"**{row.verdict}**" for row in claims],
+        "reason": [row.reason for row in claims],
+        "notebook": [row.notebook for row in claims] if len({row.notebook for row in claims}) > 1 else [],
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
+    lines = [tuple(columns), tuple("---" for _ in columns), *zip(*columns.values(), strict=True)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _ends(row: Claim) -> str:
+    return "" if row.interval is None else f"{row.interval.low:.4g} to {row.interval.high:.4g}"
 
 
 def _samples(samples: Sequence[float]) -> np.ndarray:

@@ -81,7 +81,9 @@ def annotated_heatmap(axes: Axes, matrix, title: str, signed: bool, fmt: str = "
     for (row, column), value in ((index, matrix[index]) for index in zip(*(matrix == matrix).nonzero(), strict=True)):
         red, green, blue, _ = image.cmap(image.norm(value))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-        axes.text(column, row, fmt.format(value), ha="center", va="center", fontsize=7, color="white" if dark else "black")
+        axes.text(
+            column, row, fmt.format(value), ha="center", va="center", fontsize=7, color="white" if dark else "black"
+        )
     axes.set(title=title, xticks=range(matrix.shape[1]), yticks=range(matrix.shape[0]))
     axes.grid(False)
     return image

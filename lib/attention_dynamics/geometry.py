@@ -36,7 +36,9 @@ def principal_components(points: Tensor, n_components: int = 2) -> tuple[Tensor,
     require_count("n_components", n_components, 1)
     rows = points.reshape(-1, points.shape[-1])
     if n_components > min(rows.shape):
-        raise ValueError(f"n_components must be at most {min(rows.shape)} for {tuple(rows.shape)} points, got {n_components}")
+        raise ValueError(
+            f"n_components must be at most {min(rows.shape)} for {tuple(rows.shape)} points, got {n_components}"
+        )
     pca = PCA(n_components, svd_solver="full").fit(rows.double().numpy())
     coordinates = torch.from_numpy(pca.transform(rows.double().numpy()))
     return coordinates.reshape(*points.shape[:-1], n_components), pca.explained_variance_ratio_

@@ -19,7 +19,11 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     logits (..., T, C), targets (..., T) integers in 0..C-1. Raises ValueError otherwise.
     """
     _require_targets(logits, targets)
-    log_probabilities = torch.log_softmax(logits, -1)
+    return negative_log_likelihood(torch.log_softmax(logits, -1), targets)
+
+
+def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    """(...,) mean over positions of -log p_i[y_i], in nats, from log p (..., T, C) and targets (..., T)."""
     return -log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1).mean(-1)
 
 
@@ -122,4 +126,6 @@ def _require_targets(logits: Tensor, targets: Tensor) -> None:
     require_floating("logits", logits)
     require_labels("targets", targets, logits.shape[-1])
     if targets.shape != logits.shape[:-1]:
-        raise ValueError(f"targets must have the logits' shape without classes {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
+        raise ValueError(
+            f"targets must have the logits' shape without classes {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}"
+        )

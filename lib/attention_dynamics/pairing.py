@@ -60,5 +60,7 @@ def parameter_defaults(notebook: NotebookNode) -> dict[str, Any]:
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             defaults[target.id] = ast.literal_eval(statement.value)
         except (AttributeError, ValueError, TypeError):
-            raise ValueError(f"the parameters cell must hold assignments of plain values, got {ast.unparse(statement)!r}") from None
+            raise ValueError(
+                f"the parameters cell must hold assignments of plain values, got {ast.unparse(statement)!r}"
+            ) from None
     return defaults

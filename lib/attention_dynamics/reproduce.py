@@ -9,6 +9,7 @@ with the committed ones. A smoke run, or one with own parameters, writes to resu
 import argparse
 import ast
 import os
+import re
 import shutil
 import signal
 import sys
@@ -146,8 +147,14 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
 
     try:
         notebook = papermill.execute_notebook(
-            nbformat.from_dict(job.source), None, job.parameters, engine_name=ENGINE, kernel_name=pairing.KERNEL["name"],
-            progress_bar=False, on_cell=note, resources={"metadata": {"path": str(folder)}},
+            nbformat.from_dict(job.source),
+            None,
+            job.parameters,
+            engine_name=ENGINE,
+            kernel_name=pairing.KERNEL["name"],
+            progress_bar=False,
+            on_cell=note,
+            resources={"metadata": {"path": str(folder)}},
             extra_arguments=["--log-level=ERROR"],  # the kernel warns of its own transport otherwise
         )
     except PapermillExecutionError as error:
@@ -162,6 +169,8 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
                 raise failed(index, f"{output.ename} ended the notebook early")
             if output.output_type == "stream" and output.name == "stderr":
                 raise failed(index, f"wrote to standard error: {output.text.strip().splitlines()[-1]}")
+            if re.search(r"\bat 0x[0-9a-f]+", str(output)):
+                raise failed(index, "shows a memory address, which the next run would change")
         if cell.execution_count is None:
             raise failed(index, "was not executed")
     return notebook
@@ -227,14 +236,20 @@ def run_all(jobs: list[Job], destination: Destination, workers: int, accept: boo
                     future.result()
                     say(f"{name}  done", started[name])
                 except Exception as error:  # whatever stops one notebook must not stop the report on the others
-                    line = str(error) if isinstance(error, NotebookFailed) else f"{name}: {type(error).__name__}: {error}"
+                    line = (
+                        str(error) if isinstance(error, NotebookFailed) else f"{name}: {type(error).__name__}: {error}"
+                    )
                     say(f"{name}  FAILED", started[name])
                     failures.append(line)
         except KeyboardInterrupt:
             for child in psutil.Process().children(recursive=True):
                 child.kill()
             pool.shutdown(cancel_futures=True)
-            running = [f"{job.name}: interrupted in cell {cells.get(job.name, 1)}" for future, job in futures.items() if not future.cancelled() and future.exception()]
+            running = [
+                f"{job.name}: interrupted in cell {cells.get(job.name, 1)}"
+                for future, job in futures.items()
+                if not future.cancelled() and future.exception()
+            ]
             raise KeyboardInterrupt("; ".join(running) or "interrupted before a notebook ran") from None
         pool.shutdown()
     return failures
@@ -257,17 +272,35 @@ def refresh_readme(readme: Path, table: str) -> None:
 
 def kernel_environment(folder: str) -> dict[str, str]:
     """Variables that make kernels alike everywhere: no user profile, one hash seed, one number of threads."""
-    return {"IPYTHONDIR": folder, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
+    return {
+        "IPYTHONDIR": folder,
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": str(THREADS),
+        "MKL_NUM_THREADS": str(THREADS),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command. Returns 0, 1 if a notebook failed or deviates, 2 for a refused argument, 130 if interrupted."""
-    parser = argparse.ArgumentParser(prog="python -m attention_dynamics.reproduce", description="Execute the notebooks and regenerate the figures and the table of claims.")
+    parser = argparse.ArgumentParser(
+        prog="python -m attention_dynamics.reproduce",
+        description="Execute the notebooks and regenerate the figures and the table of claims.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="notebook, or its number; all if none is given")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="notebooks at a time (default 1)")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, same code; writes to results/smoke")
-    parser.add_argument("-p", dest="overrides", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="parameter for the notebooks that have it; writes to results/own")
-    parser.add_argument("--accept", action="store_true", help="let regenerated claims replace committed ones that they deviate from")
+    parser.add_argument(
+        "-p",
+        dest="overrides",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="parameter for the notebooks that have it; writes to results/own",
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="let regenerated claims replace committed ones that they deviate from"
+    )
     options = parser.parse_args(arguments)
     out = paths.root() / "results" / ("smoke" if options.smoke else "own")
     committed = not options.smoke and not options.overrides
@@ -275,7 +308,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.jobs < 1:
             raise ValueError(f"--jobs takes an integer of at least 1, got {options.jobs}")
-        jobs = plan(options.names, {name: _literal(value) for name, value in options.overrides}, options.smoke, destination)
+        jobs = plan(
+            options.names, {name: _literal(value) for name, value in options.overrides}, options.smoke, destination
+        )
     except ValueError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
@@ -286,17 +321,22 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             failures = run_all(jobs, destination, options.jobs, options.accept)
         except KeyboardInterrupt as interrupt:
-            print(f"interrupted: {interrupt}. Finished notebooks are in place, the others as they were.", file=sys.stderr)
+            print(
+                f"interrupted: {interrupt}. Finished notebooks are in place, the others as they were.", file=sys.stderr
+            )
             return 130
-    table = destination.figures / "claims.md"
-    if any(job.reads_records for job in jobs) and not failures:
-        text = table.read_text(encoding="utf-8")
-        if committed:
-            refresh_readme(paths.root() / "README.md", text)
-        print(text)
+    done = len(jobs) - len(failures)
+    if not failures and any(job.reads_records for job in jobs):
+        table = claims.summary(claims.read(destination.figures))
+        print(table)
+        try:
+            if committed:
+                refresh_readme(paths.root() / "README.md", table)
+        except ValueError as error:
+            failures.append(str(error))
     for line in failures:
         print(f"failed: {line}", file=sys.stderr)
-    say(f"{len(jobs) - len(failures)} of {len(jobs)} notebooks done, in {destination.notebooks}", begin)
+    say(f"{done} of {len(jobs)} notebooks done, in {destination.notebooks}", begin)
     return 1 if failures else 0
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_dynamics.attention import Head, fused_causal_context, initial_head, project, stack_heads
+from attention_dynamics.attention import Head, fused_causal_context, initial_head, stack_heads
 from attention_dynamics.tasks import sticky_sequence, sticky_transition, symbol_embeddings
 from attention_dynamics.training import Run, StepSizes, descend
 
@@ -53,11 +53,13 @@ def sticky_runs(
     context: causal attention from queries, keys, values. Returns one Run with R columns for each schedule.
     """
     runs, arms = len(problem.inputs), len(schedules)
-    inputs, targets = (tensor.repeat(arms, 1, *[1] * (tensor.dim() - 2)) for tensor in (problem.inputs, problem.targets))
+    inputs, targets = (
+        tensor.repeat(arms, 1, *[1] * (tensor.dim() - 2)) for tensor in (problem.inputs, problem.targets)
+    )
     head = Head(*(tensor.repeat(arms, 1, 1) for tensor in problem.head))
 
     def logits(head: Head) -> Tensor:
-        return context(*project(head, inputs)) @ head.output
+        return context(inputs @ head.query, inputs @ head.key, inputs @ head.value) @ head.output
 
     step_sizes = [sizes for sizes in schedules.values() for _ in range(runs)]
     run = descend(head, logits, targets, step_sizes, steps, snapshots)

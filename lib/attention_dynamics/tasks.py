@@ -65,7 +65,9 @@ def stationary_distribution(transition: Tensor) -> Tensor:
     require_stochastic("transition", transition)
     n = len(transition)
     # The system (P^T - I) pi = 0 with sum(pi) = 1, solved by least squares.
-    system = torch.cat([transition.mT.double() - torch.eye(n, dtype=torch.float64), torch.ones(1, n, dtype=torch.float64)])
+    system = torch.cat(
+        [transition.mT.double() - torch.eye(n, dtype=torch.float64), torch.ones(1, n, dtype=torch.float64)]
+    )
     right = torch.zeros(n + 1, 1, dtype=torch.float64)
     right[-1] = 1
     return torch.linalg.lstsq(system, right).solution.squeeze(-1).to(transition.dtype)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_dynamics.attention import Head
-from attention_dynamics.checks import require_count
-from attention_dynamics.laws import cross_entropy
+from attention_dynamics.checks import require_count, require_labels
+from attention_dynamics.laws import negative_log_likelihood
 
 # Sums are split between threads, so their last bit depends on how many there are: one number for every machine.
 THREADS = 2
@@ -50,7 +50,9 @@ class Run:
     def columns(self, runs: slice) -> "Run":
         """The part of the record that belongs to these runs."""
         return Run(
-            self.loss[:, runs], self.entropy[:, runs], self.accuracy[:, runs],
+            self.loss[:, runs],
+            self.entropy[:, runs],
+            self.accuracy[:, runs],
             {step: Head(*(tensor[runs] for tensor in head)) for step, head in self.snapshots.items()},
             Head(*(tensor[runs] for tensor in self.head)),
         )
@@ -75,10 +77,13 @@ def descend(
     runs = len(head.query)
     if len(step_sizes) != runs:
         raise ValueError(f"step_sizes must have one entry for each of {runs} runs, got {len(step_sizes)}")
+    require_labels("targets", targets, head.output.shape[-1])
     snapshots = set(snapshots)
     if not snapshots <= set(range(steps + 1)):
         raise ValueError(f"snapshots must lie in 0..{steps}, got {sorted(snapshots - set(range(steps + 1)))}")
-    rates = [head.query.new_tensor([getattr(sizes, name) for sizes in step_sizes])[:, None, None] for name in Head._fields]
+    rates = [
+        head.query.new_tensor([getattr(sizes, name) for sizes in step_sizes])[:, None, None] for name in Head._fields
+    ]
     record = {name: head.query.new_empty(steps + 1, runs) for name in ("loss", "entropy", "accuracy")}
     kept = {}
     head = Head(*(tensor.detach().clone().requires_grad_() for tensor in head))
@@ -86,13 +91,15 @@ def descend(
         for step in range(steps + 1):
             if step in snapshots:
                 kept[step] = Head(*(tensor.detach().clone() for tensor in head))
-            now = logits(head)
-            loss = cross_entropy(now, targets)
+            log_probabilities = torch.log_softmax(logits(head), -1)
+            loss = negative_log_likelihood(log_probabilities, targets)
             record["loss"][step] = loss.detach()
-            record["entropy"][step] = predictive_entropy(now.detach())
-            record["accuracy"][step] = (now.argmax(-1) == targets).to(now.dtype).mean(-1)
+            record["entropy"][step] = predictive_entropy(log_probabilities.detach())
+            record["accuracy"][step] = (log_probabilities.argmax(-1) == targets).to(loss.dtype).mean(-1)
             if not torch.isfinite(loss).all():
-                raise FloatingPointError(f"loss of run(s) {(~torch.isfinite(loss)).nonzero().flatten().tolist()} is not finite before step {step}")
+                raise FloatingPointError(
+                    f"loss of run(s) {(~torch.isfinite(loss)).nonzero().flatten().tolist()} is not finite before step {step}"
+                )
             if step < steps:
                 gradients = torch.autograd.grad(loss.sum(), head)
                 with torch.no_grad():
@@ -101,9 +108,9 @@ def descend(
     return Run(**record, snapshots=kept, head=Head(*(tensor.detach() for tensor in head)))
 
 
-def predictive_entropy(logits: Tensor) -> Tensor:
-    """(...,) mean over positions of the entropy of softmax(logits) (..., T, C), in nats."""
-    return torch.special.entr(torch.softmax(logits, -1)).sum(-1).mean(-1)
+def predictive_entropy(log_probabilities: Tensor) -> Tensor:
+    """(...,) mean over positions of the entropy of p_i, in nats, from log p (..., T, C)."""
+    return -(log_probabilities.exp() * log_probabilities).sum(-1).mean(-1)
 
 
 @contextmanager

@@ -17,7 +17,9 @@ STYLES = {"sgd": "-", "em_like": "--", "control": ":"}
 METRICS = {"loss": "cross-entropy (nats)", "entropy": "predictive entropy (nats)", "accuracy": "accuracy (fraction)"}
 
 
-def learning_curves(runs: dict[str, Run], floor: float, paper: dict[str, dict[str, float]], every: int = 10) -> tuple[Figure, pd.DataFrame]:
+def learning_curves(
+    runs: dict[str, Run], floor: float, paper: dict[str, dict[str, float]], every: int = 10
+) -> tuple[Figure, pd.DataFrame]:
     """Loss, predictive entropy and accuracy of each schedule over steps, with the band over seeds.
 
     floor: entropy rate of the chain, nats; paper: the final numbers that the paper prints, by metric and schedule.
@@ -32,7 +34,9 @@ def learning_curves(runs: dict[str, Run], floor: float, paper: dict[str, dict[st
             axes.plot(steps, table["mean"], STYLES[name], color=COLOURS[name], label=LABELS[name])
             axes.fill_between(steps, table["low"], table["high"], color=COLOURS[name], alpha=0.18, linewidth=0)
             if name in paper.get(metric, {}):
-                axes.plot(steps[-1], paper[metric][name], "o", mfc="white", color=COLOURS[name], ms=6, clip_on=False, zorder=5)
+                axes.plot(
+                    steps[-1], paper[metric][name], "o", mfc="white", color=COLOURS[name], ms=6, clip_on=False, zorder=5
+                )
             tables.append(table.assign(metric=metric, schedule=name, step=steps))
         axes.set(xlabel="gradient step", ylabel=METRICS[metric])
         if metric != "accuracy":
@@ -40,8 +44,23 @@ def learning_curves(runs: dict[str, Run], floor: float, paper: dict[str, dict[st
             axes.axhline(floor, color=COLOURS["neutral"], linewidth=0.9)
             low, high = axes.get_ylim()
             axes.set_ylim(min(low, floor - 0.02), high + 0.03)
-            axes.annotate("log 8: uniform guess", (1, math.log(8)), (-2, 3), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", fontsize=7)
-            axes.annotate("entropy rate of the chain", (0, floor), (3, 3), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7)
+            axes.annotate(
+                "log 8: uniform guess",
+                (1, math.log(8)),
+                (-2, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                ha="right",
+                fontsize=7,
+            )
+            axes.annotate(
+                "entropy rate of the chain",
+                (0, floor),
+                (3, 3),
+                xycoords=("axes fraction", "data"),
+                textcoords="offset points",
+                fontsize=7,
+            )
     handles, labels = panels[0].get_legend_handles_labels()
     handles.append(plt.matplotlib.patches.Patch(color=COLOURS["neutral"], alpha=0.25))
     labels.append(BAND)
@@ -57,12 +76,28 @@ def speed_curve(runs: dict[str, Run], level: float) -> tuple[Figure, pd.DataFram
     tables = []
     for name in ("sgd", "em_like"):
         loss = runs[name].loss.numpy()
-        axes.plot(loss, STYLES[name], color=COLOURS[name], linewidth=0.9, label=[f"{LABELS[name]}, one line a seed"] + [None] * (loss.shape[1] - 1))
+        axes.plot(
+            loss,
+            STYLES[name],
+            color=COLOURS[name],
+            linewidth=0.9,
+            label=[f"{LABELS[name]}, one line a seed"] + [None] * (loss.shape[1] - 1),
+        )
         for seed, column in enumerate(loss.T):
-            tables.append(pd.DataFrame({"schedule": name, "run": seed, "step": range(len(column)), "loss": column})[::10])
+            tables.append(
+                pd.DataFrame({"schedule": name, "run": seed, "step": range(len(column)), "loss": column})[::10]
+            )
             below = np.flatnonzero(column < level)
             if name == "em_like" and len(below):
-                axes.plot(below[0], level, "v", color="black", ms=5, zorder=5, label="EM-like meets the level" if seed == 0 else None)
+                axes.plot(
+                    below[0],
+                    level,
+                    "v",
+                    color="black",
+                    ms=5,
+                    zorder=5,
+                    label="EM-like meets the level" if seed == 0 else None,
+                )
     axes.axhline(level, color=COLOURS["neutral"], linewidth=1, label="level: SGD's mean final loss")
     axes.set(xlabel="gradient step", ylabel="cross-entropy (nats)")
     axes.legend()
@@ -91,17 +126,39 @@ def value_trajectories(values: dict[str, Tensor], steps: list[int]) -> tuple[Fig
             axes.plot(*paths[-1, symbol], "o", color=colour, ms=4)
             # The number stands ahead of the path, where nothing else is.
             ahead = (paths[-1, symbol] - paths[0, symbol]) / np.linalg.norm(paths[-1, symbol] - paths[0, symbol])
-            axes.annotate(str(symbol), paths[-1, symbol], 8 * ahead, textcoords="offset points", fontsize=7, ha="center", va="center")
-        axes.set(title=title, xlabel=f"PC 1 ({explained[0]:.0%} of variance)", ylabel=f"PC 2 ({explained[1]:.0%} of variance)")
+            axes.annotate(
+                str(symbol),
+                paths[-1, symbol],
+                8 * ahead,
+                textcoords="offset points",
+                fontsize=7,
+                ha="center",
+                va="center",
+            )
+        axes.set(
+            title=title,
+            xlabel=f"PC 1 ({explained[0]:.0%} of variance)",
+            ylabel=f"PC 2 ({explained[1]:.0%} of variance)",
+        )
         axes.margins(0.12)
     limits = [np.array([coordinates[..., axis].min(), coordinates[..., axis].max()]) for axis in (0, 1)]
     for axes in panels[1:]:
         axes.set_xlim(*(limits[0] + np.ptp(limits[0]) * np.array([-0.08, 0.12])))
         axes.set_ylim(*(limits[1] + np.ptp(limits[1]) * np.array([-0.08, 0.12])))
-    handles = [plt.Line2D([], [], marker="o", color=COLOURS["neutral"], linestyle="none", mfc=fill) for fill in ("white", COLOURS["neutral"])]
-    figure.legend(handles, ["value before training", "value after training; the number is the symbol"], loc="outside upper center", ncols=2)
+    handles = [
+        plt.Line2D([], [], marker="o", color=COLOURS["neutral"], linestyle="none", mfc=fill)
+        for fill in ("white", COLOURS["neutral"])
+    ]
+    figure.legend(
+        handles,
+        ["value before training", "value after training; the number is the symbol"],
+        loc="outside upper center",
+        ncols=2,
+    )
     for index, name in enumerate(names):
         for symbol in range(coordinates.shape[2]):
             path = coordinates[index, :, symbol]
-            tables.append(pd.DataFrame({"schedule": name, "symbol": symbol, "step": steps, "pc1": path[:, 0], "pc2": path[:, 1]}))
+            tables.append(
+                pd.DataFrame({"schedule": name, "symbol": symbol, "step": steps, "pc1": path[:, 0], "pc2": path[:, 1]})
+            )
     return figure, pd.concat(tables), explained
