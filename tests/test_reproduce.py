@@ -109,7 +109,7 @@ def project(tmp_path: Path) -> Project:
         (["04", "-p", "seeds", "[1, 1]"], "parameter seeds takes"),
         (["04", "-p", "steps", "false"], "parameter steps takes an integer of at least 10, got 'false'"),
         (["04", "-p", "steps", "True"], "parameter steps takes an integer of at least 10, got True"),
-        (["04", "-p", "lr_value", "nan"], "parameter lr_value takes a finite number of at least 0, got 'nan'"),
+        (["04", "-p", "lr_value", "nan"], "parameter lr_value takes a finite number above 0, got 'nan'"),
         (["--jobs", "0"], "--jobs takes an integer of at least 1, got 0"),
     ],
 )

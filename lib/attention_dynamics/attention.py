@@ -68,8 +68,8 @@ def initial_head(
     """
     for name, size in (("d_x", d_x), ("d_k", d_k), ("d_v", d_v), ("n_classes", n_classes)):
         require_count(name, size, 1)
-    if not scale >= 0:
-        raise ValueError(f"scale must be at least 0, got {scale}")
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"scale must be finite and at least 0, got {scale}")
     shapes = ((d_x, d_k), (d_x, d_k), (d_x, d_v), (d_v, n_classes))
     return Head(*(scale * torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes))
 
@@ -78,6 +78,9 @@ def stack_heads(heads: list[Head]) -> Head:
     """Stack heads of equal shape along a new leading dimension (runs or parallel heads)."""
     if not heads:
         raise ValueError("heads must hold at least one head, got an empty list")
+    shapes = {tuple(tuple(tensor.shape) for tensor in head) for head in heads}
+    if len(shapes) > 1:
+        raise ValueError(f"heads must have equal shapes, got {sorted(shapes)}")
     return Head(*(torch.stack(tensors) for tensors in zip(*heads, strict=True)))
 
 
@@ -110,6 +113,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
         require_floating(name, tensor)
     require_size("keys", keys, -1, queries.shape[-1], "the queries' d_k")
     require_size("values", values, -2, keys.shape[-2], "one value for each key")
+    if keys.shape[-2] == 0:
+        raise ValueError("keys must hold at least one key, got none")
     scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
     if mask is not None:
         require_mask(mask, scores)
@@ -139,8 +144,16 @@ def fused_causal_context(queries: Tensor, keys: Tensor, values: Tensor) -> Tenso
     without ever holding a (T, T) matrix.
 
     queries and keys (R, T, d_k), values (R, T, d_v). Heads are zero-padded to one common width, which changes
-    neither scores nor context.
+    neither scores nor context. Raises ValueError for other shapes; values are not inspected, this is the hot path.
     """
+    for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} must have 3 dimensions (runs, T, width), got shape {tuple(tensor.shape)}")
+    if not queries.shape[:2] == keys.shape[:2] == values.shape[:2]:
+        raise ValueError(
+            "fused attention takes queries, keys and values of one length, got "
+            f"{[tuple(tensor.shape[:2]) for tensor in (queries, keys, values)]}"
+        )
     d_k, d_v = queries.shape[-1], values.shape[-1]
     width = -(-max(d_k, d_v) // FUSED_WIDTH) * FUSED_WIDTH
     padded = [F.pad(tensor, (0, width - tensor.shape[-1])).unsqueeze(-3) for tensor in (queries, keys, values)]

@@ -30,7 +30,7 @@ def principal_components(points: Tensor, n_components: int = 2) -> tuple[Tensor,
     """Coordinates (..., n_components) of `points` (..., d) on their leading principal components, and the
     fraction of the variance that each explains. Signs are fixed by scikit-learn's convention.
 
-    Raises ValueError for more components than the points allow.
+    Raises ValueError for more components than the points allow, or for points that are all the same.
     """
     require_floating("points", points)
     require_count("n_components", n_components, 1)
@@ -39,6 +39,7 @@ def principal_components(points: Tensor, n_components: int = 2) -> tuple[Tensor,
         raise ValueError(
             f"n_components must be at most {min(rows.shape)} for {tuple(rows.shape)} points, got {n_components}"
         )
+    _require_spread(rows)
     pca = PCA(n_components, svd_solver="full").fit(rows.double().numpy())
     coordinates = torch.from_numpy(pca.transform(rows.double().numpy()))
     return coordinates.reshape(*points.shape[:-1], n_components), pca.explained_variance_ratio_
@@ -46,8 +47,9 @@ def principal_components(points: Tensor, n_components: int = 2) -> tuple[Tensor,
 
 def participation_ratio(points: Tensor) -> Tensor:
     """(...) (sum l)^2 / sum l^2 of the covariance eigenvalues l of points (..., n, d): the effective number of
-    dimensions that the points fill, between 1 and min(n - 1, d)."""
+    dimensions that the points fill, between 1 and min(n - 1, d). Raises ValueError for points that are all the same."""
     require_floating("points", points)
+    _require_spread(points)
     spectrum = torch.linalg.svdvals(points - points.mean(-2, keepdim=True)).square()
     return spectrum.sum(-1).square() / spectrum.square().sum(-1)
 
@@ -56,3 +58,8 @@ def _require_path(path: Tensor) -> None:
     require_floating("path", path)
     if len(path) < 2:
         raise ValueError(f"path must hold at least 2 points, got {len(path)}")
+
+
+def _require_spread(points: Tensor) -> None:
+    if not (points != points[..., :1, :]).flatten(-2).any(-1).all():
+        raise ValueError("points must differ from each other, got all the same")

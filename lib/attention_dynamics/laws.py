@@ -85,7 +85,9 @@ def query_gradient(score_gradient: Tensor, keys: Tensor) -> Tensor:
 
 def key_gradient(score_gradient: Tensor, queries: Tensor) -> Tensor:
     """(..., Tk, d_k) dL/dk_j = sum_i dL/ds_ij q_i / sqrt(d_k) (law L3)."""
+    require_floating("score_gradient", score_gradient)
     require_floating("queries", queries)
+    require_size("queries", queries, -2, score_gradient.shape[-2], "one query for each row of the score gradient")
     return query_gradient(score_gradient.mT, queries)
 
 

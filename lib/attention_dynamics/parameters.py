@@ -23,7 +23,7 @@ def _distinct(seeds: list[int]) -> list[int]:
 
 
 _Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=2), AfterValidator(_distinct)]
-_StepSize = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_StepSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 PARAMETERS = {
     "seed": Parameter(Annotated[int, Field(ge=0, lt=2**63)], "an integer of at least 0", 0),
@@ -31,8 +31,9 @@ PARAMETERS = {
     "steps": Parameter(Annotated[int, Field(ge=10)], "an integer of at least 10", 20),
     "length": Parameter(Annotated[int, Field(ge=3)], "an integer of at least 3, in symbols", 200),
     "self_prob": Parameter(Annotated[float, Field(ge=0, le=1)], "a number in [0, 1]", 0.3),
-    "lr_sgd": Parameter(_StepSize, "a finite number of at least 0", 0.01),
-    "lr_value": Parameter(_StepSize, "a finite number of at least 0", 0.1),
+    "lr": Parameter(_StepSize, "a finite number above 0", 0.2),
+    "lr_sgd": Parameter(_StepSize, "a finite number above 0", 0.01),
+    "lr_value": Parameter(_StepSize, "a finite number above 0", 0.1),
     "results": Parameter(Annotated[str, Field(min_length=1)], "a path of a folder to write to", "results"),
     "records": Parameter(str, "a path of a folder with claim records, or '' for the project's figures/", ""),
 }

@@ -32,6 +32,9 @@ def sticky_problem(seeds: Iterable[int] = SEEDS, length: int = 2000, self_prob: 
     Raises ValueError for an empty list of seeds, length < 2 or a `self_prob` outside [0, 1].
     """
     transition, embeddings = sticky_transition(N_SYMBOLS, self_prob), symbol_embeddings(N_SYMBOLS)
+    seeds = list(seeds)
+    if not seeds:
+        raise ValueError("seeds must hold at least one seed, got an empty list")
     sequences, heads = [], []
     for seed in seeds:
         sequences.append(sticky_sequence(transition, embeddings, length, torch.Generator().manual_seed(seed)))
@@ -51,7 +54,10 @@ def sticky_runs(
     """Train every seed of `problem` under every schedule, all in one stack of tensors.
 
     context: causal attention from queries, keys, values. Returns one Run with R columns for each schedule.
+    Raises ValueError for no schedule or for what `descend` refuses.
     """
+    if not schedules:
+        raise ValueError("schedules must hold at least one schedule, got none")
     runs, arms = len(problem.inputs), len(schedules)
     inputs, targets = (
         tensor.repeat(arms, 1, *[1] * (tensor.dim() - 2)) for tensor in (problem.inputs, problem.targets)

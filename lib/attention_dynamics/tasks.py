@@ -61,8 +61,10 @@ def sticky_sequence(transition: Tensor, embeddings: Tensor, length: int, generat
 
 
 def stationary_distribution(transition: Tensor) -> Tensor:
-    """(n,) probability vector pi with pi P = pi. Raises ValueError for a matrix that is not stochastic."""
+    """(n,) probability vector pi with pi P = pi; of several, the one of least norm. Raises ValueError for a matrix
+    that is not stochastic."""
     require_stochastic("transition", transition)
+    require_size("transition", transition, -1, transition.shape[-2], "square")
     n = len(transition)
     # The system (P^T - I) pi = 0 with sum(pi) = 1, solved by least squares.
     system = torch.cat(

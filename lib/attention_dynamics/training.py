@@ -78,6 +78,8 @@ def descend(
     if len(step_sizes) != runs:
         raise ValueError(f"step_sizes must have one entry for each of {runs} runs, got {len(step_sizes)}")
     require_labels("targets", targets, head.output.shape[-1])
+    if len(targets) != runs:
+        raise ValueError(f"targets must have one row for each of {runs} runs, got {len(targets)}")
     snapshots = set(snapshots)
     if not snapshots <= set(range(steps + 1)):
         raise ValueError(f"snapshots must lie in 0..{steps}, got {sorted(snapshots - set(range(steps + 1)))}")
