@@ -18,34 +18,35 @@ import pytest
 from attention_dynamics import paths, reproduce
 
 HEADER = '# %% [markdown]\n# # Título\n\n# %% tags=["parameters"]\nseed: int = 0  # seed\nresults: str = "results"  # folder\n\n'
-GOOD = (
-    HEADER
-    + """# %%
+FIGURE = """# %%
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from attention_dynamics import claims, figures
+from attention_dynamics import figures
 
 figures.use_style()
 figure, axes = plt.subplots()
 axes.plot([0, 1 + seed], label="größe")
 axes.legend()
-figures.save(figure, "{number}_line", pd.DataFrame({{"x": [seed]}}), results)
+figures.save(figure, "NN_line", pd.DataFrame({"x": [seed]}), results)
 
-# %%
-judgement = claims.judge_identity({{"check": 0.0}}, 1e-9)
-claims.record([claims.claim("C{number}", "a statement", 1.0 + seed, "nats", judgement, {{"reproduced": "it holds"}}, "none", "{number}_good", 0.1)], "{number}_good", results)
+"""
+CLAIM = """# %%
+from attention_dynamics import claims
+
+judgement = claims.judge_identity({"check": 0.0}, 1e-9)
+reasons = {"reproduced": "it holds"}
+row = claims.claim("CNN", "a statement", 1.0 + seed, "nats", judgement, reasons, "none", "NN_good", 0.1)
+claims.record([row], "NN_good", results)
 print("done", seed)
 """
-)
 LEDGER = '# %% tags=["parameters"]\nrecords: str = ""\nresults: str = "results"\n\n# %%\nfrom attention_dynamics import claims, paths\nclaims.write_ledger(claims.read(records or paths.figures()), results)\n'
 
 
-def bad(code: str) -> str:
-    return (
-        HEADER
-        + f"# %%\nimport os, sys, time\nfrom pathlib import Path\nPath(results).mkdir()\n(Path(results) / '02_part.csv').write_text('new')\n\n# %%\n{code}\n\n# %%\nprint('after')\n"
-    )
+def bad(number: str, code: str) -> str:
+    """A notebook that writes a result, then runs `code` in its fourth cell."""
+    first = f"import os, sys, time\nfrom pathlib import Path\nPath(results).mkdir()\n(Path(results) / '{number}_part.csv').write_text('new')"
+    return HEADER + f"# %%\n{first}\n\n# %%\n{code}\n\n# %%\nprint('after')\n"
 
 
 class Project:
@@ -64,8 +65,14 @@ class Project:
     def notebook(self, name: str, source: str) -> None:
         (self.top / "notebooks" / f"{name}.py").write_text(source, encoding="utf-8")
 
-    def good(self, number: str) -> None:
-        self.notebook(f"{number}_good", GOOD.format(number=number))
+    def good(self, number: str, figure: bool = False) -> None:
+        self.notebook(f"{number}_good", HEADER + (FIGURE * figure + CLAIM).replace("NN", number))
+
+    def bad(self, number: str, code: str) -> None:
+        """A notebook that fails, with files of an earlier run in its place."""
+        self.notebook(f"{number}_bad", bad(number, code))
+        (self.top / "notebooks" / f"{number}_bad.ipynb").write_text("earlier", encoding="utf-8")
+        (self.top / "figures" / f"{number}_part.csv").write_text("earlier", encoding="utf-8")
 
     def command(self, *arguments: str) -> dict:
         environment = {**os.environ, "PYTHONPATH": str(self.top / "lib"), "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -122,7 +129,7 @@ def test_a_mistaken_request_is_refused_in_one_line_before_anything_runs(argument
 
 
 def test_a_run_fills_notebooks_figures_ledger_and_readme(project):
-    project.good("01")
+    project.good("01", figure=True)
     project.notebook("02_ledger", LEDGER)
     done = project.run()
     assert done.returncode == 0, done.stderr
@@ -152,7 +159,7 @@ def test_a_run_fills_notebooks_figures_ledger_and_readme(project):
 
 def test_nothing_volatile_is_kept_and_a_second_run_gives_the_same_bytes(project):
     for number in ("01", "02"):
-        project.good(number)
+        project.good(number, figure=True)
     project.notebook("03_ledger", LEDGER)
     assert project.run().returncode == 0
     first = project.content()
@@ -177,42 +184,41 @@ def test_nothing_volatile_is_kept_and_a_second_run_gives_the_same_bytes(project)
     assert project.content() == first
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("raise ValueError('größer')", "02_bad: cell 4: ValueError: größer"),
-        ("sys.exit(0)", "02_bad: cell 4: SystemExit ended the notebook early"),
-        ("sys.exit(3)", "02_bad: cell 4: SystemExit: 3"),
-        ("os._exit(0)", "02_bad: cell 4: the kernel died"),
-        ("print('careful', file=sys.stderr)", "02_bad: cell 4: wrote to standard error: careful"),
-        ("object()", "02_bad: cell 4: shows a memory address"),
-        ("import warnings; warnings.warn('old')", "02_bad: cell 4: wrote to standard error"),
-    ],
-)
-def test_a_notebook_that_does_not_run_whole_is_an_error_and_leaves_everything_as_it_was(project, code, message):
+def test_a_notebook_that_does_not_run_whole_is_an_error_and_leaves_everything_as_it_was(project):
+    failures = {
+        "raise ValueError('größer')": "cell 4: ValueError: größer",
+        "sys.exit(0)": "cell 4: SystemExit ended the notebook early",
+        "sys.exit(3)": "cell 4: SystemExit: 3",
+        "os._exit(0)": "cell 4: the kernel died",
+        "print('careful', file=sys.stderr)": "cell 4: wrote to standard error: careful",
+        "import warnings; warnings.warn('old')": "cell 4: wrote to standard error",
+        "object()": "cell 4: shows a memory address",
+    }
     project.good("01")
-    project.notebook("02_bad", bad(code))
-    project.notebook("04_ledger", LEDGER)
-    (project.top / "notebooks" / "02_bad.ipynb").write_text("earlier", encoding="utf-8")
-    (project.top / "figures" / "02_part.csv").write_text("earlier", encoding="utf-8")
-    project.good("03")
+    for number, code in enumerate(failures, start=2):
+        project.bad(f"{number:02d}", code)
+    project.good("09")
+    project.notebook("10_ledger", LEDGER)
     before = project.content()
-    done = project.run()
-    assert done.returncode == 1
-    assert f"failed: {message}" in done.stderr, done.stderr
-    assert "failed: 04_ledger: not run" in done.stderr
-    assert "2 of 4 notebooks done" in done.stdout
+    done = project.run("--jobs", "2")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    for number, message in enumerate(failures.values(), start=2):
+        assert f"failed: {number:02d}_bad: {message}" in done.stderr, done.stderr
+    assert "failed: 10_ledger: not run" in done.stderr
+    assert "2 of 10 notebooks done" in done.stdout
     after = project.content()
     assert {name: after[name] for name in before} == before
-    assert {"figures/01_line.png", "figures/03_line.png", "notebooks/03_good.ipynb"} <= set(after)
-    assert not [name for name in after if ".reproduce" in name or ".part" in name or "results" in name]
+    made = {
+        f"{folder}/{number}_{name}"
+        for number in ("01", "09")
+        for folder, name in (("figures", "claims.json"), ("notebooks", "good.ipynb"))
+    }
+    assert set(after) - set(before) == made, "nothing half-written, nothing left over"
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_names_the_cell_ends_the_kernel_and_leaves_everything_as_it_was(project, sent):
-    project.notebook("02_bad", bad("time.sleep(60)"))
-    (project.top / "notebooks" / "02_bad.ipynb").write_text("earlier", encoding="utf-8")
-    (project.top / "figures" / "02_part.csv").write_text("earlier", encoding="utf-8")
+    project.bad("02", "time.sleep(60)")
     before = project.content()
     process = subprocess.Popen(**project.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in process.stdout:

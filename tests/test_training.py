@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from attention_dynamics import training
+from attention_dynamics import THREADS
 from attention_dynamics.attention import Head, attend, causal_mask, initial_head, project, stack_heads
 from attention_dynamics.laws import cross_entropy, head_gradients, logit_gradient
 from attention_dynamics.training import StepSizes, descend, predictive_entropy
@@ -108,7 +108,7 @@ def test_the_number_of_threads_outside_changes_nothing():
 def test_inside_the_number_of_threads_is_fixed():
     seen = []
     run(steps=0, logits=lambda head: seen.append(torch.get_num_threads()) or logits_of(INPUTS)(head))
-    assert seen == [training.THREADS]
+    assert seen == [THREADS]
 
 
 def test_a_loss_that_is_no_number_names_runs_and_step():

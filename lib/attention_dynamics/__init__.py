@@ -3,3 +3,6 @@
 From the bottom up: `checks`; `attention`; `laws`, `tasks`; `training`, `geometry`; `sticky`; beside them `paths`,
 `parameters`, `figures` and `plots`, `claims`; on top `reproduce`, which runs the notebooks.
 """
+
+# Sums are split between threads, so their last bit depends on how many there are: one number for every machine.
+THREADS = 2

@@ -29,8 +29,7 @@ from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from attention_dynamics import claims, pairing, parameters, paths
-from attention_dynamics.training import THREADS
+from attention_dynamics import THREADS, claims, pairing, parameters, paths
 
 ENGINE = "attention_dynamics"
 README_MARKS = ("<!-- claims: begin (generated) -->", "<!-- claims: end -->")
@@ -271,12 +270,14 @@ def refresh_readme(readme: Path, table: str) -> None:
 
 
 def kernel_environment(folder: str) -> dict[str, str]:
-    """Variables that make kernels alike everywhere: no user profile, one hash seed, one number of threads."""
+    """Variables that make kernels alike everywhere: no user profile, one hash seed, one number of threads, which do
+    not spin while they wait (that would cost a busy machine several times the work itself)."""
     return {
         "IPYTHONDIR": folder,
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": str(THREADS),
         "MKL_NUM_THREADS": str(THREADS),
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
 
 

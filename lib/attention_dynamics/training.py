@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attention_dynamics import THREADS
 from attention_dynamics.attention import Head
 from attention_dynamics.checks import require_count, require_labels
 from attention_dynamics.laws import negative_log_likelihood
-
-# Sums are split between threads, so their last bit depends on how many there are: one number for every machine.
-THREADS = 2
 
 
 @dataclass(frozen=True)
