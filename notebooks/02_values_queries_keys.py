@@ -12,7 +12,7 @@
 # **What to know first.** `01_advantage_routing`: the forward pass, the upstream gradient $u_i$, the compatibility
 # $b_{ij}$ and law L1.
 #
-# **Time.** About 15 seconds on two cores.
+# **Time.** About 25 seconds on two cores.
 #
 # | symbol | in the code | meaning |
 # |---|---|---|
@@ -27,8 +27,7 @@
 # of the paper's.
 
 # %%
-import math
-
+import numpy as np
 import pandas as pd
 import sympy
 import torch
@@ -133,11 +132,19 @@ check("values", value_gradient, lambda v: loss_of(trace.queries, trace.keys, v),
 # ## Queries and keys (L3)
 #
 # The score is a bilinear form, $s_{ij} = q_i \cdot k_j / \sqrt{d_k}$. Query $i$ enters row $i$ of the scores and no other;
-# key $j$ enters column $j$ and no other:
+# key $j$ enters column $j$ and no other. Component by component, for any query $l$ and key $l$,
 #
-# $$\frac{\partial s_{ij}}{\partial q_i} = \frac{k_j}{\sqrt{d_k}}, \qquad \frac{\partial s_{ij}}{\partial k_j} = \frac{q_i}{\sqrt{d_k}}.$$
+# $$\frac{\partial s_{ij}}{\partial q_{lc}} = \frac1{\sqrt{d_k}} \sum_a \delta_{il}\,\delta_{ac}\, k_{ja} = \delta_{il}\, \frac{k_{jc}}{\sqrt{d_k}}, \qquad
+#   \frac{\partial s_{ij}}{\partial k_{lc}} = \frac1{\sqrt{d_k}} \sum_a q_{ia}\, \delta_{jl}\,\delta_{ac} = \delta_{jl}\, \frac{q_{ic}}{\sqrt{d_k}}.$$
 #
-# Sum over the row for a query, over the column for a key:
+# The chain rule sums over all scores. The first $\delta$ leaves one row of them, the second one column:
+#
+# $$\frac{\partial L}{\partial q_{lc}} = \sum_{i,j} \frac{\partial L}{\partial s_{ij}}\, \delta_{il}\, \frac{k_{jc}}{\sqrt{d_k}}
+#   = \sum_j \frac{\partial L}{\partial s_{lj}}\, \frac{k_{jc}}{\sqrt{d_k}}, \qquad
+#   \frac{\partial L}{\partial k_{lc}} = \sum_{i,j} \frac{\partial L}{\partial s_{ij}}\, \delta_{jl}\, \frac{q_{ic}}{\sqrt{d_k}}
+#   = \sum_i \frac{\partial L}{\partial s_{il}}\, \frac{q_{ic}}{\sqrt{d_k}}.$$
+#
+# As vectors, with $l$ renamed to $i$ for a query and to $j$ for a key:
 #
 # $$\boxed{\ \frac{\partial L}{\partial q_i} = \frac1{\sqrt{d_k}} \sum_j \frac{\partial L}{\partial s_{ij}}\, k_j, \qquad
 #   \frac{\partial L}{\partial k_j} = \frac1{\sqrt{d_k}} \sum_i \frac{\partial L}{\partial s_{ij}}\, q_i\ } \qquad \text{(L3)}$$
@@ -195,9 +202,12 @@ check("input, three paths", three_paths, lambda x: loss_of_head(head, x), inputs
 # %% [markdown]
 # ## The same in symbols
 #
-# Two tokens, width two everywhere, two classes, and *every* entry of the inputs and of the four matrices a free symbol: twenty of them. The loss is written
-# as the forward pass writes it and differentiated by SymPy; each law is subtracted. A difference is put over its common denominator, a
-# product of sums of exponentials and so never zero; the law holds exactly if the numerator expands to $0$.
+# Two tokens that see each other, width two everywhere, two classes, and *every* entry a free symbol. The loss is written as the forward
+# pass writes it and differentiated by SymPy; each law is subtracted. A difference is put over its common denominator, a product of sums of
+# exponentials and so never zero; the law holds exactly if the numerator expands to $0$.
+#
+# This is done twice, because two different statements are at stake. First queries, keys and values are the *variables*, free and unrelated,
+# as L2 and L3 take them. Then they are made from inputs, $q_i = W_Q x_i$ and so on, and the variables are the four matrices.
 
 # %%
 def symbols(name):
@@ -210,38 +220,60 @@ def softmax_rows(matrix):
     return sympy.Matrix(2, 2, lambda i, j: powers[i, j] / (powers[i, 0] + powers[i, 1]))
 
 
-def row_dots(a, b):
-    return sympy.Matrix([a.row(i).dot(b.row(i)) for i in range(2)])
+def symbolic_pass(q, k, v, wo):
+    """The loss for targets 0 and 1, and what the laws say of q, k, v and wo."""
+    root = sympy.sqrt(2)
+    alpha = softmax_rows(q * k.T / root)
+    g = alpha * v
+    z = g * wo
+    loss = sum(sympy.log(sympy.exp(z[i, 0]) + sympy.exp(z[i, 1])) - z[i, i] for i in range(2)) / 2
+    dz = (softmax_rows(z) - sympy.eye(2)) / 2
+    u = dz * wo.T
+    b = u * v.T
+    ds = sympy.Matrix(2, 2, lambda i, j: alpha[i, j] * (b[i, j] - alpha.row(i).dot(b.row(i))))  # L1
+    by_law = {"queries": ds * k / root, "keys": ds.T * q / root, "values": alpha.T * u, "output": g.T * dz}
+    return loss, by_law, {"queries": ds * k, "keys": ds * q / root, "values": alpha * u}  # last: near misses
 
 
-x, wq, wk, wv, wo = (symbols(name) for name in ("x", "q", "k", "v", "o"))
-q, k, v = x * wq, x * wk, x * wv
-alpha = softmax_rows(q * k.T / sympy.sqrt(2))
-g = alpha * v
-z = g * wo
-loss = sum(sympy.log(sympy.exp(z[i, 0]) + sympy.exp(z[i, 1])) - z[i, i] for i in range(2)) / 2  # targets 0 and 1
-
-dz = (softmax_rows(z) - sympy.eye(2)) / 2
-u = dz * wo.T
-b = u * v.T
-mean = row_dots(alpha, b)
-ds = sympy.Matrix(2, 2, lambda i, j: alpha[i, j] * (b[i, j] - mean[i]))  # L1
-symbolic_laws = {
-    "values": (wv, x.T * (alpha.T * u)),
-    "queries": (wq, x.T * (ds * k / sympy.sqrt(2))),
-    "keys": (wk, x.T * (ds.T * q / sympy.sqrt(2))),
-    "output": (wo, g.T * dz),
-}
-remainders = {
-    name: [
-        sympy.expand(sympy.numer(sympy.together(sympy.diff(loss, matrix[i, j]) - law[i, j])))
+def left_over(loss, variable, law):
+    """How many of the four differences between derivative and law do not cancel."""
+    return sum(
+        sympy.expand(sympy.numer(sympy.together(sympy.diff(loss, variable[i, j]) - law[i, j]))) != 0
         for i in range(2) for j in range(2)
-    ]
-    for name, (matrix, law) in symbolic_laws.items()
+    )
+
+
+q, k, v, wo = (symbols(name) for name in ("q", "k", "v", "o"))
+loss, by_law, wrong_law = symbolic_pass(q, k, v, wo)
+symbolic_error = {
+    name: float(left_over(loss, variable, by_law[name]))
+    for name, variable in (("queries", q), ("keys", k), ("values", v))
 }
-symbolic_error = {name: float(any(left != 0 for left in found)) for name, found in remainders.items()}
 assert not any(symbolic_error.values())
-print(f"All {sum(map(len, remainders.values()))} derivatives by entries of the four matrices minus the laws are exactly 0.")
+print("Queries, keys, values as variables: all 12 derivatives minus L2 and L3 are exactly 0.")
+
+near_misses = {
+    name: left_over(loss, variable, wrong_law[name])
+    for name, variable in (("queries", q), ("keys", k), ("values", v))
+}
+assert min(near_misses.values()) > 0
+print("Differences that near misses leave, of 4 each:")
+print(f"queries without the root of d_k {near_misses['queries']},")
+print(f"keys with the score gradient not transposed {near_misses['keys']},")
+print(f"values with the weights not transposed {near_misses['values']}.")
+
+# %%
+x, wq, wk, wv = (symbols(name) for name in ("x", "wq", "wk", "wv"))
+loss, by_law, _ = symbolic_pass(x * wq, x * wk, x * wv, wo)
+matrix_laws = {
+    "matrix query": (wq, x.T * by_law["queries"]),
+    "matrix key": (wk, x.T * by_law["keys"]),
+    "matrix value": (wv, x.T * by_law["values"]),
+    "matrix output": (wo, by_law["output"]),
+}
+symbolic_error |= {name: float(left_over(loss, *pair)) for name, pair in matrix_laws.items()}
+assert not any(symbolic_error.values())
+print("The four matrices as variables: all 16 derivatives minus the laws are exactly 0.")
 
 # %% [markdown]
 # ## Any mask, a batch, several heads, another sequence's keys
@@ -250,17 +282,22 @@ print(f"All {sum(map(len, remainders.values()))} derivatives by entries of the f
 # sequence:
 #
 # * **A mask** only decides which $\alpha_{ij}$ are zero; L1 is zero there, and L2 has no term from there.
-# * **A batch** is a sum of independent losses: gradients of the shared matrices add up over sequences.
+# * **A batch** is a sum of independent losses, each the mean over its positions: gradients of the shared matrices add up over sequences.
 # * **Several heads** add their logits, $z_i = \sum_h W_O^h g_i^h$, so they share $\delta z_i$ and each has its own
 #   $u_i^h = W_O^{h\top} \delta z_i$. They speak to each other only through the prediction.
 # * **Cross-attention** makes keys and values from a memory $m_j$: then $\partial L/\partial W_K = \sum_j \partial L/\partial k_j\, m_j^\top$, and
 #   likewise $W_V$.
 #
-# The table holds `laws.head_gradients` against autograd in each case, all four matrices.
+# The table holds `laws.head_gradients` against autograd in each case, all four matrices. Below it stand three ways to get the general case
+# wrong, each of which must miss.
 
 # %%
-def largest_error(head, inputs, targets, mask=None, memory=None, over_heads=False):
-    """Largest relative error of the four matrices' laws against autograd."""
+def matrix_errors(found, exact):
+    return max(relative_error(*pair) for pair in zip(found, exact, strict=True))
+
+
+def exact_and_law(head, inputs, targets, mask=None, memory=None, over_heads=False):
+    """Gradients of the four matrices, by autograd and by the laws."""
     variables = Head(*(tensor.clone().requires_grad_() for tensor in head))
     trace = attend(*project(variables, inputs, memory), mask)
     logits = trace.context @ variables.output
@@ -269,8 +306,12 @@ def largest_error(head, inputs, targets, mask=None, memory=None, over_heads=Fals
     pull = laws.logit_gradient(logits.detach(), targets)
     pull = pull.unsqueeze(-3) if over_heads else pull
     record = attend(*project(head, inputs, memory), mask)
-    found = laws.head_gradients(head, record, inputs, pull, memory)
-    return max(relative_error(*pair) for pair in zip(found, exact, strict=True))
+    return Head(*exact), laws.head_gradients(head, record, inputs, pull, memory)
+
+
+def largest_error(*case, **options):
+    exact, found = exact_and_law(*case, **options)
+    return matrix_errors(found, exact)
 
 
 def normal(*shape):
@@ -296,23 +337,53 @@ cases = {
 assert max(cases.values()) < 1e-12
 pd.Series({case: f"{error:.0e}" for case, error in cases.items()}, name="largest relative error").to_frame()
 
+# %%
+masked, batched, joint = (
+    exact_and_law(head, inputs, targets, scattered)[0],
+    exact_and_law(head, batch, batch_targets, mask)[0],
+    exact_and_law(four, inputs, targets, mask, over_heads=True)[0],
+)
+without_mask = exact_and_law(head, inputs, targets)[1]
+batch_mean = Head(*(tensor / len(batch) for tensor in exact_and_law(head, batch, batch_targets, mask)[1]))
+each_alone = exact_and_law(four, inputs, targets.expand(4, T), mask)[1]  # every head with logits of its own
+general_wrong = {
+    "mask ignored": matrix_errors(without_mask, masked),
+    "mean over the batch": matrix_errors(batch_mean, batched),
+    "each head with its own logits": matrix_errors(each_alone, joint),
+}
+assert min(general_wrong.values()) > 0.01
+for name, error in general_wrong.items():
+    print(f"{name}: misses by {error:.2f} of the largest entry")
+
 # %% [markdown]
 # ## What could have refuted these laws
 #
-# Three near misses that look plausible, each against autograd. A check that lets them pass would be no check.
+# Near misses that look plausible, for the variables and for the matrices, each against autograd. A check that lets them pass would be no check.
 
 # %%
 hard = torch.nn.functional.one_hot(trace.weights.argmax(-1), T).double()
 exact_values = autograd_gradient(lambda v: loss_of(trace.queries, trace.keys, v), trace.values)
 exact_queries = autograd_gradient(lambda q: loss_of(q, trace.keys, trace.values), trace.queries)
 exact_keys = autograd_gradient(lambda k: loss_of(trace.queries, k, trace.values), trace.keys)
+exact_head = {
+    name: autograd_gradient(lambda matrix, name=name: loss_of_head(head._replace(**{name: matrix})), getattr(head, name))
+    for name in Head._fields
+}
 wrong = {
     "values, hard assignment in place of alpha": relative_error(hard.mT @ upstream, exact_values),
     "queries, without the root of d_k": relative_error(score_gradient @ trace.keys, exact_queries),
     "keys, score gradient not transposed": relative_error(laws.query_gradient(score_gradient, trace.queries), exact_keys),
 }
-assert min(wrong.values()) > 0.1
-for name, error in wrong.items():
+matrix_wrong = {
+    "W_V, hard assignment": relative_error(inputs.mT @ hard.mT @ upstream, exact_head["value"]),
+    "W_Q, without the root of d_k": relative_error(inputs.mT @ score_gradient @ trace.keys, exact_head["query"]),
+    "W_K, not transposed": relative_error(
+        inputs.mT @ laws.query_gradient(score_gradient, trace.queries), exact_head["key"]
+    ),
+    "W_O, values in place of contexts": relative_error(trace.values.mT @ logit_gradient, exact_head["output"]),
+}
+assert min([*wrong.values(), *matrix_wrong.values()]) > 0.01
+for name, error in (wrong | matrix_wrong).items():
     print(f"{name}: misses by {error:.2f} of the largest entry")
 
 # %% [markdown]
@@ -323,7 +394,8 @@ for name, error in wrong.items():
 # $$\Delta L = \sum_j G_j \cdot \Delta v_j + O(\eta^2) = -\eta \sum_j \lVert G_j \rVert^2 + O(\eta^2).$$
 #
 # The weights do not change in this step, since no query and no key moved: each context moves by
-# $\Delta g_i = \sum_j \alpha_{ij} \Delta v_j$ exactly.
+# $\Delta g_i = \sum_j \alpha_{ij} \Delta v_j$ exactly. The loss is convex in the logits, which are linear in the values, so it lies above its
+# tangent: the fall is never larger than predicted.
 #
 # ## What it does to the next step's compatibilities
 #
@@ -336,8 +408,13 @@ for name, error in wrong.items():
 #
 # $$u_i \cdot \Delta v_j = -\eta \sum_k \alpha_{kj}\, u_i \cdot u_k .$$
 #
-# If all the queries that use $v_j$ pull the same way as query $i$, every $u_i \cdot u_k$ is positive and $b_{ij}$ falls: the value becomes more
-# useful to $i$, and by L1 gains its attention. This is one half of the loop of the next notebook.
+# If all the queries that use $v_j$ pull the same way as query $i$, every $u_i \cdot u_k$ is positive and $b_{ij}$ falls: at this $u_i$ the value
+# becomes more useful to $i$. By L1 it gains score only if $b_{ij}$ ends below the row's mean, which moves too. For one pair the sign is open,
+# since queries may disagree; for each value, summed over its users by weight, it is not:
+#
+# $$\sum_i \alpha_{ij}\, u_i \cdot \Delta v_j = G_j \cdot \Delta v_j = -\eta\, \lVert G_j \rVert^2 \le 0,$$
+#
+# and summed over $j$ this is the predicted change of the loss. It is one half of the loop of the next notebook.
 #
 # **The second term** is the other side. As the context moves, the prediction improves and $u_i$ changes. With $u_i = W_O^\top (p_i - e_{y_i})/T$
 # and the softmax Jacobian $\partial p_i/\partial z_i = \operatorname{diag}(p_i) - p_i p_i^\top$,
@@ -345,7 +422,8 @@ for name, error in wrong.items():
 # $$\Delta u_i = H_i\, \Delta g_i + O(\eta^2), \qquad H_i = \frac1T\, W_O^\top \bigl(\operatorname{diag}(p_i) - p_i p_i^\top\bigr) W_O, \qquad
 #   \Delta g_i = -\eta \sum_j \alpha_{ij} G_j .$$
 #
-# $H_i$ is positive semidefinite. **The third term** is of order $\eta^2$. So, to first order,
+# $H_i$ is the Hessian of the loss by $g_i$, and positive semidefinite. **The third term** is of order $\eta^2$, being a product of two of
+# order $\eta$. So, to first order,
 #
 # $$\Delta b_{ij} \approx -\eta\, u_i \cdot G_j + v_j \cdot H_i\, \Delta g_i .$$
 #
@@ -363,6 +441,20 @@ moved_context = -trace.weights @ value_gradient  # dg/d eta
 upstream_term = (hessian @ moved_context.unsqueeze(-1)).squeeze(-1) @ trace.values.mT
 
 
+def loss_of_context(g):
+    return laws.cross_entropy(g @ head.output, targets)
+
+
+full = torch.autograd.functional.hessian(loss_of_context, trace.context)  # (T, d_v, T, d_v)
+own = torch.stack([full[i, :, i] for i in range(T)])
+hessian_error = relative_error(hessian, own)
+assert hessian_error < 1e-12
+by_value = (trace.weights * value_term).sum(0)  # sum_i alpha_ij (u_i . Delta v_j), per unit of eta
+assert relative_error(by_value, -value_gradient.square().sum(-1)) < 1e-12
+print("H_i is autograd's Hessian by the context, to 1e-12.")
+print("Summed over its users by weight, the value term of each value is minus its squared gradient, to 1e-12.")
+
+# %%
 def measure(eta):
     """What a value step of size eta changes, against what was predicted."""
     values = trace.values - eta * value_gradient
@@ -372,7 +464,7 @@ def measure(eta):
     change = laws.compatibility(pull, values) - compatibility
     at_fixed_u = laws.compatibility(upstream, values) - compatibility
     return {
-        "loss": float((loss_change + eta * value_gradient.square().sum()).abs()),
+        "loss": float(loss_change + eta * value_gradient.square().sum()),  # positive, by convexity
         "b, both terms": float((change - eta * (value_term + upstream_term)).norm()),
         "b, value term alone": float((change - eta * value_term).norm()),
         "b at fixed u, value term": float((at_fixed_u - eta * value_term).norm()),
@@ -381,15 +473,18 @@ def measure(eta):
 
 etas = [10.0**-power for power in (0, 0.5, 1, 1.5, 2, 2.5, 3)]
 table = pd.DataFrame([{"eta": eta} | measure(eta) for eta in etas])
+loss_falls_less = bool((table["loss"] > 0).all())
+small = table[table["eta"] <= 0.11]  # where the next order no longer matters
+assert loss_falls_less  # the fits take logarithms
 slopes = {}
 for name in ("loss", "b, both terms", "b, value term alone"):
-    first, last = table[name].iloc[2], table[name].iloc[-1]
-    slopes[name] = math.log10(first / last) / 2  # from eta = 0.1 to 0.001
+    slopes[name] = float(np.polyfit(np.log(small["eta"]), np.log(small[name]), 1)[0])
     print(f"{name}: the error falls like eta to the power {slopes[name]:.2f}")
 assert abs(slopes["loss"] - 2) < 0.1 and abs(slopes["b, both terms"] - 2) < 0.1
 assert abs(slopes["b, value term alone"] - 1) < 0.1
-assert table["b at fixed u, value term"].max() < 1e-15
-print("b at fixed u, value term: exact at every step size, to 1e-15")
+assert table["b at fixed u, value term"].max() < 1e-13
+print("b at fixed u, value term: exact at every step size, to 1e-13")
+print("At every step size the loss falls by less than predicted.")
 
 # %% [markdown]
 # In the figure, follow each line against the two grey guides. Loss and compatibility with both terms run along slope 2. The value term
@@ -408,7 +503,8 @@ figures.save(figure, "02_first_order", data, results)
 # $$\Delta v_j = \Delta W_V\, x_j = -\eta \sum_k (x_k \cdot x_j)\, G_k .$$
 #
 # Every value moves by the pulls on *all* values, weighted by how alike their inputs are. The two agree if the inputs are orthonormal,
-# and only then for every $G$. With random inputs the direction is not even close:
+# and only then for every $G$. With random inputs some values move nearly as if they were free and others against their own pull: a
+# cosine of $-1$ means that a value moves *away* from the queries that use it.
 
 # %%
 head_step = -inputs @ gradients.value  # Delta v of a step on W_V, per unit of eta
@@ -416,6 +512,7 @@ gram_step = -(inputs @ inputs.mT) @ value_gradient
 assert relative_error(head_step, gram_step) < 1e-12
 cosines = torch.nn.functional.cosine_similarity(head_step, -value_gradient, dim=-1)
 print("cosine between the two steps, value by value:", " ".join(f"{c:+.2f}" for c in cosines))
+print(f"{int((cosines < 0).sum())} of {T} values move against their own pull.")
 
 orthonormal = torch.linalg.qr(normal(T, T)).Q  # as many dimensions as tokens
 wide = head._replace(**{name: normal(T, getattr(head, name).shape[-1]) for name in ("query", "key", "value")})
@@ -431,15 +528,16 @@ print("With orthonormal inputs the two steps are the same, to 1e-12.")
 # ## Values moving under the queries that use them
 #
 # A case that can be drawn: values in the plane, three classes whose output weights point in three directions, three queries that each want
-# another class, and four free values. The weights are held fixed, so that only L2 acts. On the left, look at each value's thick
-# arrow: it is the sum of thin ones, one from each query, as long as the attention of that query times its $-u_i$. On the right, the same
-# values over many such steps: a value goes where the queries that use it point, and one that is shared goes to a compromise.
+# another class, and four free values. The weights are held fixed, so that only L2 acts. On the left, look at each value's broad grey
+# arrow, the step $-\eta\, G_j$ for $\eta = 5$. It is the sum of the thin ones, one from each query, each the weight $\alpha_{ij}$ times
+# $-u_i$. A label names the query and its weight; pulls with weights below 0.15 are drawn without one. On the right, the same values over
+# many smaller steps: a value goes where its main user points, and $v_3$, which all three use alike, hardly moves.
 
 # %%
 angles = torch.tensor([90.0, 210.0, 330.0], dtype=torch.float64).deg2rad()
 directions = torch.stack([angles.cos(), angles.sin()])  # (2, classes), the columns of the output matrix
 plane_targets = torch.arange(3)
-plane_values = torch.tensor([[-0.9, 0.1], [0.25, -0.75], [0.8, 0.55], [-0.1, 0.15]], dtype=torch.float64)
+plane_values = torch.tensor([[-0.9, 0.1], [0.25, -0.75], [0.8, 0.55], [-0.8, -0.95]], dtype=torch.float64)
 plane_weights = torch.tensor(
     [[0.70, 0.05, 0.05, 0.20], [0.05, 0.10, 0.65, 0.20], [0.05, 0.70, 0.05, 0.20]], dtype=torch.float64
 )
@@ -469,30 +567,36 @@ figures.save(figure, "02_value_step", data, results)
 # * **Not shown:** what happens when routing and values move together. That is the next notebook.
 
 # %%
-def three_checks(**parts):
-    """Largest error of each check; `parts` has the numeric checks that go with each symbolic one."""
-    numeric = [errors[part] for group in parts.values() for part in group]
+def three_checks(*parts):
+    """Largest error of each check over the variables `parts`; symbolic: how many differences do not cancel."""
     return {
-        "symbolic": max(symbolic_error[name] for name in parts),
-        "autograd": max(error["autograd"] for error in numeric),
-        "central differences": max(error["central differences"] for error in numeric),
+        "symbolic": max(symbolic_error[part] for part in parts),
+        "autograd": max(errors[part]["autograd"] for part in parts),
+        "central differences": max(errors[part]["central differences"] for part in parts),
     }
+
+
+def told(near_misses):
+    return "near misses against autograd, of the largest entry: " + "; ".join(
+        f"{name}, off by {error:.2f}" for name, error in near_misses.items()
+    )
+
+
+value_name, *routing_names = wrong
 
 
 checked = {
     "L2": (
         "The value gradient is responsibility-weighted: dL/dv_j = sum_i alpha_ij u_i",
-        three_checks(values=["values"]),
+        three_checks("values"), {value_name: wrong[value_name]},
     ),
     "L3": (
         "Queries and keys receive the score gradient through each other, over the root of d_k",
-        three_checks(queries=["queries"], keys=["keys"]),
+        three_checks("queries", "keys"), {name: wrong[name] for name in routing_names},
     ),
     "L3-matrices": (
         "The gradients of W_Q, W_K, W_V and W_O follow by the chain rule",
-        three_checks(
-            queries=["matrix query"], keys=["matrix key"], values=["matrix value"], output=["matrix output"]
-        ),
+        three_checks("matrix query", "matrix key", "matrix value", "matrix output"), matrix_wrong,
     ),
 }
 rows = [
@@ -503,10 +607,10 @@ rows = [
             "truncation of the finite differences.",
             claims.NOT_REPRODUCED: "At least one of three independent checks misses the law.",
         },
-        control="; ".join(f"{name}: off by {error:.2f}" for name, error in wrong.items()),
+        control=told(near_misses),
         notebook="02_values_queries_keys", tolerance=1e-6,
     )
-    for id, (statement, found) in checked.items()
+    for id, (statement, found, near_misses) in checked.items()
 ]
 rows += [
     claims.claim(
@@ -516,7 +620,7 @@ rows += [
             claims.REPRODUCED: "All four matrices agree with autograd to rounding in every case.",
             claims.NOT_REPRODUCED: "At least one case misses autograd.",
         },
-        control="the same three near misses", notebook="02_values_queries_keys", tolerance=1e-10,
+        control=told(general_wrong), notebook="02_values_queries_keys", tolerance=1e-10,
     ),
     claims.claim(
         "L2-step", "A descent step moves the values by Delta v_j = -eta sum_i alpha_ij u_i",
@@ -537,9 +641,8 @@ rows += [
     claims.claim(
         "L2-first-order", "After a value step, loss and compatibilities are where the first-order prediction says",
         slopes["b, both terms"], "order of the error in eta",
-        claims.judge_conditions(
-            {f"the error of {name} is of order 2, to 0.1": abs(slopes[name] - 2) < 0.1 for name in ("loss", "b, both terms")},
-            {},
+        claims.judge_identity(
+            {name: abs(slopes[name] - 2) for name in ("loss", "b, both terms")}, 0.1, "distance from 2 of the error's order"
         ),
         {
             claims.REPRODUCED: "The error falls with the square of the step, once the change of the upstream gradient is "

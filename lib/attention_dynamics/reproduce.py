@@ -154,6 +154,7 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
             progress_bar=False,
             on_cell=note,
             resources={"metadata": {"path": str(folder)}},
+            coalesce_streams=True,  # how prints arrive in pieces depends on timing
             extra_arguments=["--log-level=ERROR"],  # the kernel warns of its own transport otherwise
         )
     except PapermillExecutionError as error:

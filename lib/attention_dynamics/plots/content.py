@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attention_dynamics.figures import COLOURS
 
+LABELLED = 0.15  # smallest weight whose arrow is labelled
 QUERIES = ("sgd", "em_like", "control")  # colour of each of three queries
 LINES = {
     "loss": ("loss", "o-", "sgd"),
@@ -55,16 +56,29 @@ def value_step(path: Tensor, pulls: Tensor, classes: Tensor, weights: Tensor) ->
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         right.text(*0.85 * reach * direction, f"class {c}", ha="center", va="center", fontsize=7.5, bbox=box)
     for j, start in enumerate(path[0]):
-        left.quiver(*start, *pulls[:, j].sum(0), color="black", width=0.011, **arrows)
+        left.quiver(*start, *pulls[:, j].sum(0), color="0.75", width=0.02, **arrows)
         for i, pull in enumerate(pulls[:, j]):
             left.quiver(*start, *pull, color=COLOURS[QUERIES[i]], width=0.006, **arrows)
+            if weights[i, j] >= LABELLED:
+                tip = start + magnify * pull
+                shift = (7 if abs(pull[1]) > abs(pull[0]) else 3) * pull / (pull @ pull) ** 0.5
+                left.annotate(
+                    f"{i}: {weights[i, j]:.2f}",
+                    tip,
+                    shift,
+                    textcoords="offset points",
+                    ha="right" if pull[0] < -abs(pull[1]) else "left" if pull[0] > abs(pull[1]) else "center",
+                    va="center",
+                    fontsize=7,
+                    color=COLOURS[QUERIES[i]],
+                )
         main = int(weights[:, j].argmax()) if weights[:, j].max() > 0.5 else None
         right.plot(*path[:, j].T, color=COLOURS["neutral"], linewidth=1.2)
         right.plot(*path[-1, j], "o", color="black" if main is None else COLOURS[QUERIES[main]], ms=6)
         for axes in (left, right):
             axes.plot(*start, "o", mfc="white", color="black", ms=4)
             axes.annotate(f"$v_{j}$", start, (-4, 7), textcoords="offset points", ha="right")
-    for axes, limit in ((left, 1.45), (right, reach)):
+    for axes, limit in ((left, 1.6), (right, reach)):
         axes.set(
             aspect="equal",
             xlabel="first value component",
@@ -72,17 +86,22 @@ def value_step(path: Tensor, pulls: Tensor, classes: Tensor, weights: Tensor) ->
             xlim=(-limit, limit),
             ylim=(-limit, limit),
         )
-    left.set_title(f"pulls on each value, drawn {magnify:.0f} times as long")
+    left.set_title(rf"one step, $\eta$ = {magnify:.0f}, and the pulls it sums")
     right.set_title(f"{len(path) - 1} steps; filled: the end, in the colour of the main user")
     handles = [plt.Line2D([], [], color=COLOURS[colour]) for colour in QUERIES]
     labels = [f"query {i}, wants class {i}" for i in range(3)]
     handles += [
-        plt.Line2D([], [], color="black", linewidth=2.4),
+        plt.Line2D([], [], color="0.75", linewidth=4),
         plt.Line2D([], [], color=COLOURS["neutral"], linestyle=(0, (1, 3))),
     ]
     figure.legend(handles, [*labels, "sum of the pulls", "direction of a class"], loc="outside upper center", ncols=5)
     rows = [
-        {"value": j, "step": step, "x": x, "y": y}
+        {"kind": "pull", "value": j, "query": i, "weight": weights[i, j], "x": x, "y": y}
+        for j in range(pulls.shape[1])
+        for i, (x, y) in enumerate(pulls[:, j])
+    ]
+    rows += [
+        {"kind": "path", "value": j, "step": step, "x": x, "y": y}
         for j in range(path.shape[1])
         for step, (x, y) in enumerate(path[:, j])
     ]

@@ -113,7 +113,7 @@ def loop(
         axes.set_ylabel(measure)
     shown = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     shown[BAND] = plt.matplotlib.patches.Patch(color=COLOURS["neutral"], alpha=0.25)
-    shown["largest possible"] = plt.Line2D([], [], color=COLOURS["neutral"], linewidth=0.8, linestyle=(0, (1, 3)))
+    shown["log 4 nats, or 1"] = plt.Line2D([], [], color=COLOURS["neutral"], linewidth=0.8, linestyle=(0, (1, 3)))
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=3)
     return figure, pd.concat(tables)[["measure", "arm", "step", "mean", "low", "high"]]
 
