@@ -119,7 +119,9 @@ context = trace.context.clone().requires_grad_()
 (by_autograd,) = torch.autograd.grad(laws.cross_entropy(context @ head.output, targets), context)
 upstream_error = relative_error(upstream, by_autograd)
 assert upstream_error < 1e-12
-assert torch.allclose(laws.logit_gradient(logits, targets) @ head.output.mT, upstream, rtol=0, atol=1e-15)
+assert torch.allclose(
+    laws.logit_gradient(logits, targets) @ head.output.mT, upstream, rtol=0, atol=1e-15
+)
 print(f"The formula for u differs from autograd by {upstream_error:.1e} of its largest entry.")
 print("The library computes the same.")
 
@@ -142,7 +144,10 @@ loss_of_weights = laws.cross_entropy(free_weights @ trace.values @ head.output, 
 (by_autograd,) = torch.autograd.grad(loss_of_weights, free_weights)
 compatibility_error = relative_error(compatibility, by_autograd)
 assert compatibility_error < 1e-12
-print(f"b differs from the derivative by free weights by {compatibility_error:.1e} of its largest entry.")
+print(
+    f"b differs from the derivative by free weights by {compatibility_error:.1e} of its largest"
+    " entry."
+)
 
 # %% [markdown]
 # ## From the weights to the scores: the softmax Jacobian
@@ -159,11 +164,16 @@ print(f"b differs from the derivative by free weights by {compatibility_error:.1
 # %%
 jacobian = laws.softmax_jacobian(trace.weights)  # (T, T, T): one matrix for each query
 differentiate = torch.autograd.functional.jacobian
-by_autograd = torch.stack([differentiate(lambda row: torch.softmax(row, -1), row) for row in trace.scores])
+by_autograd = torch.stack(
+    [differentiate(lambda row: torch.softmax(row, -1), row) for row in trace.scores]
+)
 jacobian_error = relative_error(jacobian, by_autograd)
 largest_row_sum = float(jacobian.sum(-1).abs().max())
 assert jacobian_error < 1e-12 and largest_row_sum < 1e-15
-print(f"alpha_j (delta_jl - alpha_l) differs from autograd's Jacobian by {jacobian_error:.1e} of the largest entry.")
+print(
+    f"alpha_j (delta_jl - alpha_l) differs from autograd's Jacobian by {jacobian_error:.1e} of the"
+    " largest entry."
+)
 print("Its rows sum to zero within 1e-15.")
 
 # %% [markdown]
@@ -197,7 +207,10 @@ with_jacobian = (jacobian @ compatibility.unsqueeze(-1)).squeeze(-1)  # the line
 product_error = relative_error(score_gradient, with_jacobian)
 assert product_error < 1e-12
 assert torch.equal(score_gradient, laws.score_gradient(trace.weights, upstream, trace.values))
-print(f"Weight times advantage agrees with the Jacobian product to {product_error:.1e} of the largest entry.")
+print(
+    f"Weight times advantage agrees with the Jacobian product to {product_error:.1e} of the largest"
+    " entry."
+)
 
 # %% [markdown]
 # ## Check 1 of 3: symbols
@@ -234,12 +247,17 @@ print(f"Of the {len(s)} scores one has cancelled: s_00, alone in its row.")
 # %%
 remainders, remainders_without_mean = {}, {}
 for (i, j), score in s.items():
-    u = (normalised(symbolic_logits[i]) - sympy.eye(2)[symbolic_targets[i], :]) * w.T / n  # W_O (p - e_y) / T
+    u = (
+        (normalised(symbolic_logits[i]) - sympy.eye(2)[symbolic_targets[i], :]) * w.T / n
+    )  # W_O (p - e_y) / T
     b = u * v[: i + 1, :].T
     alpha = symbolic_weights[i]
     mean = (alpha * b.T)[0]
     derivative = sympy.diff(symbolic_loss, score)
-    for law, found in ((alpha[j] * (b[j] - mean), remainders), (alpha[j] * b[j], remainders_without_mean)):
+    for law, found in (
+        (alpha[j] * (b[j] - mean), remainders),
+        (alpha[j] * b[j], remainders_without_mean),
+    ):
         found[i, j] = sympy.expand(sympy.numer(sympy.together(derivative - law)))
 
 symbolic_error = 0.0 if all(remainder == 0 for remainder in remainders.values()) else 1.0
@@ -258,6 +276,7 @@ print(f"Without the mean, {left_over} of {len(s)} differences do not cancel.")
 # One caution. PyTorch's own backward pass of the softmax is written in the form of L1, so this check tests our
 # derivation and code against an independent implementation, but not against an independent idea. The symbols before
 # and the finite differences after do not know the law.
+
 
 # %%
 def loss_of(scores, values, output, targets):
@@ -284,7 +303,10 @@ autograd_errors += [relative_error(*pair) for pair in zip(by_law, by_autograd, s
 
 autograd_error = max(autograd_errors)
 assert autograd_error < 1e-12
-print(f"Largest relative error over {len(autograd_errors)} sequences: {autograd_error:.1e}, rounding in float64.")
+print(
+    f"Largest relative error over {len(autograd_errors)} sequences: {autograd_error:.1e}, rounding"
+    " in float64."
+)
 
 # %% [markdown]
 # ## Check 3 of 3: central finite differences
@@ -306,7 +328,9 @@ def central_differences(h):
     """(T, T) difference quotient of the loss by every allowed score."""
     shift = torch.zeros(len(pairs), T, T, dtype=torch.float64)
     shift[torch.arange(len(pairs)), pairs[:, 0], pairs[:, 1]] = h
-    up, down = (loss_of(trace.scores + move, trace.values, head.output, targets) for move in (shift, -shift))
+    up, down = (
+        loss_of(trace.scores + move, trace.values, head.output, targets) for move in (shift, -shift)
+    )
     quotient = torch.zeros(T, T, dtype=torch.float64)
     quotient[mask] = (up - down) / (2 * h)
     return quotient
@@ -318,7 +342,10 @@ quotients = [central_differences(h) for h in steps]
 errors = [relative_error(score_gradient, quotient) for quotient in quotients]
 for h, error, quotient in zip(steps, errors, quotients, strict=True):
     others = [relative_error(wrong, quotient) for wrong in (without_mean, wrong_sign)]
-    print(f"h = {h:.0e}: L1 misses by {error:.1e}; without the mean {others[0]:.1f}, with the wrong sign {others[1]:.1f}")
+    print(
+        f"h = {h:.0e}: L1 misses by {error:.1e}; without the mean {others[0]:.1f}, with the wrong"
+        f" sign {others[1]:.1f}"
+    )
 
 order = math.log10(errors[0] / errors[2]) / 2
 difference_error = errors[-1]
@@ -367,7 +394,10 @@ constants = torch.randn(T, 1, generator=generator, dtype=torch.float64)
 shift = torch.randn(d_v, generator=generator, dtype=torch.float64)
 with_constants = trace.weights * laws.advantage(trace.weights, compatibility + constants)
 with_shift = laws.score_gradient(trace.weights, upstream, trace.values + shift)
-assert relative_error(with_constants, score_gradient) < 1e-12 and relative_error(with_shift, score_gradient) < 1e-12
+assert (
+    relative_error(with_constants, score_gradient) < 1e-12
+    and relative_error(with_shift, score_gradient) < 1e-12
+)
 print("Row constants added to b, or one vector added to all values:")
 print("the score gradient changes by less than 1e-12 of its size.")
 
@@ -399,11 +429,16 @@ row_normaliser = torch.logsumexp(trace.scores, -1, keepdim=True)
 block_errors = []
 for start in range(0, T, 2):
     block = slice(start, start + 2)
-    scores = (trace.queries @ trace.keys[block].mT / math.sqrt(d_k)).masked_fill(~mask[:, block], -math.inf)
+    scores = (trace.queries @ trace.keys[block].mT / math.sqrt(d_k)).masked_fill(
+        ~mask[:, block], -math.inf
+    )
     gradient = torch.exp(scores - row_normaliser) * (upstream @ trace.values[block].mT - D)
     block_errors.append(relative_error(gradient, exact[:, block]))
 assert max(block_errors) < 1e-12
-print(f"{len(block_errors)} blocks of {T} x 2, made without any whole row, agree with autograd within 1e-12.")
+print(
+    f"{len(block_errors)} blocks of {T} x 2, made without any whole row, agree with autograd within"
+    " 1e-12."
+)
 
 # %% [markdown]
 # ## What follows: who gains under descent
@@ -430,13 +465,15 @@ moved_weights = torch.softmax(moved_scores, -1)
 gain = moved_weights - trace.weights
 
 row = T - 1
-pd.DataFrame({
-    "key": range(T),
-    "weight": [f"{x:.3f}" for x in trace.weights[row]],
-    "advantage": [f"{x:+.3f}" for x in advantage[row]],
-    "change of score": [f"{x:+.5f}" for x in (moved_scores - trace.scores)[row]],
-    "change of weight": [f"{x:+.5f}" for x in gain[row]],
-}).set_index("key")
+pd.DataFrame(
+    {
+        "key": range(T),
+        "weight": [f"{x:.3f}" for x in trace.weights[row]],
+        "advantage": [f"{x:+.3f}" for x in advantage[row]],
+        "change of score": [f"{x:+.5f}" for x in (moved_scores - trace.scores)[row]],
+        "change of weight": [f"{x:+.5f}" for x in gain[row]],
+    }
+).set_index("key")
 
 # %%
 helpful = mask & (advantage < 0)
@@ -446,15 +483,22 @@ for i in range(1, T):
     better = helpful[i, : i + 1]
     assert log_odds_gain[better].min() > log_odds_gain[~better].max()
 
-first_order = -eta * trace.weights * (score_gradient - (trace.weights * score_gradient).sum(-1, keepdim=True))
+first_order = (
+    -eta * trace.weights * (score_gradient - (trace.weights * score_gradient).sum(-1, keepdim=True))
+)
 gain_error = relative_error(gain, first_order)
 assert gain_error < 0.03
 drop = loss - laws.cross_entropy(moved_weights @ trace.values @ head.output, targets)
 expected_drop = eta * (score_gradient**2).sum()
 assert abs(drop / expected_drop - 1) < 0.03
 gaining = int((gain[helpful] > 0).sum())
-print(f"{int(helpful.sum())} positions have negative advantage. All gain score and odds; {gaining} gain weight.")
-print(f"The weights move as the first-order formula says, to {gain_error:.1e} of the largest change.")
+print(
+    f"{int(helpful.sum())} positions have negative advantage. All gain score and odds; {gaining}"
+    " gain weight."
+)
+print(
+    f"The weights move as the first-order formula says, to {gain_error:.1e} of the largest change."
+)
 print(f"The loss falls by {float(drop / expected_drop):.4f} of eta times the squared gradient.")
 
 # %% [markdown]
@@ -470,7 +514,10 @@ assert rate[0] > 0 > rate[1]
 print("advantage             ", *(f"{x:+.3f}" for x in example_advantage))
 print("rate of change, score ", *(f"{x:+.3f}" for x in -alpha * example_advantage))
 print("rate of change, weight", *(f"{x:+.3f}" for x in rate))
-print("The second position has a negative advantage and gains score, yet it loses weight to the first.")
+print(
+    "The second position has a negative advantage and gains score, yet it loses weight to the"
+    " first."
+)
 
 # %% [markdown]
 # ## What follows: masked positions, and rows of one position
@@ -485,7 +532,10 @@ assert not score_gradient[~mask].any() and not exact[~mask].any()
 assert not score_gradient[0].any()
 assert float(compatibility[~mask].abs().min()) > 0
 largest_masked = float(compatibility[~mask].abs().max())
-print(f"All {int((~mask).sum())} masked positions: gradient exactly 0, though |b| reaches {largest_masked:.3f} there.")
+print(
+    f"All {int((~mask).sum())} masked positions: gradient exactly 0, though |b| reaches"
+    f" {largest_masked:.3f} there."
+)
 print(f"Row 0, one position: gradient exactly 0, though b = {float(compatibility[0, 0]):+.3f}.")
 
 # %% [markdown]
@@ -506,8 +556,13 @@ lowest = compatibility.masked_fill(~mask, math.inf).amin(-1, keepdim=True)
 spread = highest - lowest
 bound = trace.weights * (1 - trace.weights) * spread
 assert (score_gradient.abs() <= bound + 1e-15).all()
-share = (score_gradient.abs() / bound)[2:][mask[2:]]  # with two positions, row 1, the bound is met exactly
-print(f"The bound holds for every pair; in rows of three or more the gradient reaches up to {share.max():.3f} of it.")
+share = (score_gradient.abs() / bound)[2:][
+    mask[2:]
+]  # with two positions, row 1, the bound is met exactly
+print(
+    "The bound holds for every pair; in rows of three or more the gradient reaches up to"
+    f" {share.max():.3f} of it."
+)
 
 # %% [markdown]
 # The value gradient has no such factor. $v_j$ enters $g_i$ with coefficient $\alpha_{ij}$, so $\partial L / \partial
@@ -520,7 +575,9 @@ print(f"The bound holds for every pair; in rows of three or more the gradient re
 
 # %%
 gap = torch.linspace(-12, 12, 49, dtype=torch.float64)
-scores = torch.stack([gap, torch.zeros_like(gap)], -1).unsqueeze(-2).requires_grad_()  # (gaps, query, keys)
+scores = (
+    torch.stack([gap, torch.zeros_like(gap)], -1).unsqueeze(-2).requires_grad_()
+)  # (gaps, query, keys)
 values = torch.eye(2, dtype=torch.float64).repeat(len(gap), 1, 1).requires_grad_()
 output = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
 losses = loss_of(scores, values, output, torch.tensor([0]))
@@ -535,16 +592,20 @@ assert relative_error(laws.value_gradient(weights, u), value_part) < 1e-12
 alpha, pull = weights[:, 0, 0], score_part[:, 0, 0]
 value_norms = value_part.norm(dim=-1)
 shown = [int((gap - x).abs().argmin()) for x in (-12, -6, -3, 0, 3, 6, 12)]
-pd.DataFrame({
-    "score gap": [f"{gap[k]:+.0f}" for k in shown],
-    "weight of 0": [f"{alpha[k]:.6f}" for k in shown],
-    "loss (nats)": [f"{losses[k]:.3f}" for k in shown],
-    "score gradient, size": [f"{pull[k].abs():.2g}" for k in shown],
-    "over alpha (1 - alpha)": [f"{pull[k].abs() / (alpha[k] * (1 - alpha[k])):.3f}" for k in shown],
-    "value gradient of 0": [f"{value_norms[k, 0]:.2g}" for k in shown],
-    "value gradient of 1": [f"{value_norms[k, 1]:.2g}" for k in shown],
-    "upstream, size": [f"{u[k].norm():.3f}" for k in shown],
-}).set_index("score gap")
+pd.DataFrame(
+    {
+        "score gap": [f"{gap[k]:+.0f}" for k in shown],
+        "weight of 0": [f"{alpha[k]:.6f}" for k in shown],
+        "loss (nats)": [f"{losses[k]:.3f}" for k in shown],
+        "score gradient, size": [f"{pull[k].abs():.2g}" for k in shown],
+        "over alpha (1 - alpha)": [
+            f"{pull[k].abs() / (alpha[k] * (1 - alpha[k])):.3f}" for k in shown
+        ],
+        "value gradient of 0": [f"{value_norms[k, 0]:.2g}" for k in shown],
+        "value gradient of 1": [f"{value_norms[k, 1]:.2g}" for k in shown],
+        "upstream, size": [f"{u[k].norm():.3f}" for k in shown],
+    }
+).set_index("score gap")
 
 # %% [markdown]
 # The figure is the same sweep. Look at the left end. All weight is on the position that misleads and the loss is at
@@ -558,7 +619,10 @@ assert ends.max() < 1e-3
 attended = torch.stack([value_norms[0, 1] / u[0].norm(), value_norms[-1, 0] / u[-1].norm()])
 assert (attended - 1).abs().max() < 1e-4
 print(f"At the ends the score gradient is {ends[0]:.1e} and {ends[1]:.1e} of its maximum,")
-print(f"and the gradient of the attended value is {attended[0]:.4f} and {attended[1]:.4f} of the upstream gradient.")
+print(
+    f"and the gradient of the attended value is {attended[0]:.4f} and {attended[1]:.4f} of the"
+    " upstream gradient."
+)
 figure, data = plots.saturation(gap, alpha, pull, value_norms)
 figures.save(figure, "01_saturation", data, results)
 
@@ -572,11 +636,16 @@ figures.save(figure, "01_saturation", data, results)
 current, taken = -12.0, 0
 while current < 0:
     alpha_0 = 1 / (1 + math.exp(-current))
-    missing = 1 / (1 + math.exp(2 * (2 * alpha_0 - 1)))  # 1 - p_0, since the logits are 2 alpha_0 - 1 and its negative
+    missing = 1 / (
+        1 + math.exp(2 * (2 * alpha_0 - 1))
+    )  # 1 - p_0, since the logits are 2 alpha_0 - 1 and its negative
     current += 8 * alpha_0 * (1 - alpha_0) * missing
     taken += 1
 assert 0.9 < taken / (math.exp(12) / 7) < 1.1
-print(f"From a gap of -12, {taken} unit steps on the scores alone; e^12 / 7 is {math.exp(12) / 7:.0f}.")
+print(
+    f"From a gap of -12, {taken} unit steps on the scores alone; e^12 / 7 is"
+    f" {math.exp(12) / 7:.0f}."
+)
 
 # %% [markdown]
 # ## What was shown, and what was not
@@ -593,8 +662,14 @@ print(f"From a gap of -12, {taken} unit steps on the scores alone; e^12 / 7 is {
 #   the meaning of $b_{ij}$ under cross-entropy. The symbolic check covers one small size; the derivation covers all.
 
 # %%
-checks = {"symbolic": symbolic_error, "autograd": autograd_error, "central differences": difference_error}
-without_mean_error, wrong_sign_error = relative_error(without_mean, exact), relative_error(wrong_sign, exact)
+checks = {
+    "symbolic": symbolic_error,
+    "autograd": autograd_error,
+    "central differences": difference_error,
+}
+without_mean_error, wrong_sign_error = relative_error(without_mean, exact), relative_error(
+    wrong_sign, exact
+)
 assert without_mean_error > 0.01 and wrong_sign_error > 0.01
 print(f"Control against autograd: L1 without the mean misses by {without_mean_error:.2f},")
 print(f"with the wrong sign by {wrong_sign_error:.2f} of the largest entry.")
@@ -602,33 +677,56 @@ print(f"with the wrong sign by {wrong_sign_error:.2f} of the largest entry.")
 largest = max(checks.values())
 rows = [
     claims.claim(
-        "L1", "The score gradient is the weight times the advantage: dL/ds_ij = alpha_ij (b_ij - E_alpha_i[b])",
-        ours=largest, unit="relative error", judgement=claims.judge_identity(checks, 1e-6),
+        "L1",
+        "The score gradient is the weight times the advantage: dL/ds_ij = alpha_ij (b_ij -"
+        " E_alpha_i[b])",
+        ours=largest,
+        unit="relative error",
+        judgement=claims.judge_identity(checks, 1e-6),
         reasons={
-            claims.REPRODUCED: "The symbolic difference is exactly zero, autograd agrees to rounding, "
-            f"and the largest error, {largest:.0e}, is the truncation of the finite differences.",
-            claims.NOT_REPRODUCED: f"At least one of three independent checks misses the law, by {largest:.1e}.",
+            claims.REPRODUCED: (
+                "The symbolic difference is exactly zero, autograd agrees to rounding, and the"
+                f" largest error, {largest:.0e}, is the truncation of the finite differences."
+            ),
+            claims.NOT_REPRODUCED: (
+                f"At least one of three independent checks misses the law, by {largest:.1e}."
+            ),
         },
-        control="the law without the mean and the law with the wrong sign would miss autograd: "
-        f"they do, by {without_mean_error:.2f} and {wrong_sign_error:.2f} of its largest entry",
-        notebook="01_advantage_routing", figure="01_routing", tolerance=1e-6,
+        control=(
+            "the law without the mean and the law with the wrong sign would miss autograd: "
+            f"they do, by {without_mean_error:.2f} and {wrong_sign_error:.2f} of its largest entry"
+        ),
+        notebook="01_advantage_routing",
+        figure="01_routing",
+        tolerance=1e-6,
     ),
     claims.claim(
-        "L1-sign", "Under descent a position whose advantage is negative gains attention",
-        ours=gaining / int(helpful.sum()), unit="fraction of positions whose weight grows",
+        "L1-sign",
+        "Under descent a position whose advantage is negative gains attention",
+        ours=gaining / int(helpful.sum()),
+        unit="fraction of positions whose weight grows",
         judgement=claims.judge_conditions(
-            {"every such position gains score": bool(((moved_scores - trace.scores)[helpful] > 0).all())},
+            {
+                "every such position gains score": bool(
+                    ((moved_scores - trace.scores)[helpful] > 0).all()
+                )
+            },
             {"every such position gains weight": gaining == int(helpful.sum()) and not rate[1] < 0},
         ),
         reasons={
             claims.REPRODUCED: "Scores and weights of all such positions grow.",
-            claims.QUALIFIED: "Exact for scores, and for odds against positions whose advantage is not negative; "
-            "a weight can still fall, to a position that helps more.",
+            claims.QUALIFIED: (
+                "Exact for scores, and for odds against positions whose advantage is not negative; "
+                "a weight can still fall, to a position that helps more."
+            ),
             claims.NOT_REPRODUCED: "Some such position loses score.",
         },
-        control="three positions with weights 0.5, 0.4, 0.1 and advantages -1, -0.1, 5.4, built to refute it for "
-        f"weights: the second one's weight changes at the rate {rate[1]:+.4f}",
-        notebook="01_advantage_routing", tolerance=0.01,
+        control=(
+            "three positions with weights 0.5, 0.4, 0.1 and advantages -1, -0.1, 5.4, built to"
+            f" refute it for weights: the second one's weight changes at the rate {rate[1]:+.4f}"
+        ),
+        notebook="01_advantage_routing",
+        tolerance=0.01,
     ),
 ]
 claims.record(rows, "01_advantage_routing", results)

@@ -34,7 +34,14 @@ import torch
 from IPython.display import Markdown
 
 from attention_dynamics import claims, figures, laws, parameters
-from attention_dynamics.attention import Head, attend, causal_mask, initial_head, project, stack_heads
+from attention_dynamics.attention import (
+    Head,
+    attend,
+    causal_mask,
+    initial_head,
+    project,
+    stack_heads,
+)
 from attention_dynamics.plots import content as plots
 
 # %% tags=["parameters"]
@@ -99,6 +106,7 @@ def check(name, law, loss, at):
     by_check = ", ".join(f"{error:.0e} from {check}" for check, error in errors[name].items())
     print(f"{name}: {by_check}")
 
+
 # %% [markdown]
 # ## The value gradient (L2)
 #
@@ -118,6 +126,7 @@ def check(name, law, loss, at):
 # There is no baseline here: nothing is subtracted, and a query that attends to $j$ with certainty still pulls on it with all its
 # $u_i$. A step of descent, $\Delta v_j = -\eta \sum_i \alpha_{ij} u_i$, moves the value toward $-u_i$, the
 # direction in which the queries that use it want their contexts to go, each in proportion to its attention.
+
 
 # %%
 def loss_of(queries, keys, values, output=head.output):
@@ -193,10 +202,14 @@ def loss_of_head(head, inputs=inputs):
 
 for name in Head._fields:
     check(
-        f"matrix {name}", getattr(gradients, name),
-        lambda matrix, name=name: loss_of_head(head._replace(**{name: matrix})), getattr(head, name),
+        f"matrix {name}",
+        getattr(gradients, name),
+        lambda matrix, name=name: loss_of_head(head._replace(**{name: matrix})),
+        getattr(head, name),
     )
-three_paths = query_gradient @ head.query.mT + key_gradient @ head.key.mT + value_gradient @ head.value.mT
+three_paths = (
+    query_gradient @ head.query.mT + key_gradient @ head.key.mT + value_gradient @ head.value.mT
+)
 check("input, three paths", three_paths, lambda x: loss_of_head(head, x), inputs)
 
 # %% [markdown]
@@ -208,6 +221,7 @@ check("input, three paths", three_paths, lambda x: loss_of_head(head, x), inputs
 #
 # This is done twice, because two different statements are at stake. First queries, keys and values are the *variables*, free and unrelated,
 # as L2 and L3 take them. Then they are made from inputs, $q_i = W_Q x_i$ and so on, and the variables are the four matrices.
+
 
 # %%
 def symbols(name):
@@ -231,15 +245,25 @@ def symbolic_pass(q, k, v, wo):
     u = dz * wo.T
     b = u * v.T
     ds = sympy.Matrix(2, 2, lambda i, j: alpha[i, j] * (b[i, j] - alpha.row(i).dot(b.row(i))))  # L1
-    by_law = {"queries": ds * k / root, "keys": ds.T * q / root, "values": alpha.T * u, "output": g.T * dz}
-    return loss, by_law, {"queries": ds * k, "keys": ds * q / root, "values": alpha * u}  # last: near misses
+    by_law = {
+        "queries": ds * k / root,
+        "keys": ds.T * q / root,
+        "values": alpha.T * u,
+        "output": g.T * dz,
+    }
+    return (
+        loss,
+        by_law,
+        {"queries": ds * k, "keys": ds * q / root, "values": alpha * u},
+    )  # last: near misses
 
 
 def left_over(loss, variable, law):
     """How many of the four differences between derivative and law do not cancel."""
     return sum(
         sympy.expand(sympy.numer(sympy.together(sympy.diff(loss, variable[i, j]) - law[i, j]))) != 0
-        for i in range(2) for j in range(2)
+        for i in range(2)
+        for j in range(2)
     )
 
 
@@ -291,6 +315,7 @@ print("The four matrices as variables: all 16 derivatives minus the laws are exa
 # The table holds `laws.head_gradients` against autograd in each case, all four matrices. Below it stand three ways to get the general case
 # wrong, each of which must miss.
 
+
 # %%
 def matrix_errors(found, exact):
     return max(relative_error(*pair) for pair in zip(found, exact, strict=True))
@@ -322,7 +347,9 @@ scattered = torch.rand(T, T, generator=generator) < 0.4
 scattered |= torch.eye(T, dtype=torch.bool)  # every query keeps at least itself
 padding = (torch.arange(T) < 5).expand(T, T)
 batch, batch_targets = normal(3, T, d_x), torch.randint(n_classes, (3, T), generator=generator)
-four = stack_heads([initial_head(d_x, d_k, d_v, n_classes, generator, 0.6, torch.float64) for _ in range(4)])
+four = stack_heads(
+    [initial_head(d_x, d_k, d_v, n_classes, generator, 0.6, torch.float64) for _ in range(4)]
+)
 memory = normal(11, d_x)
 cases = {
     "no mask": largest_error(head, inputs, targets),
@@ -331,11 +358,15 @@ cases = {
     "padding mask": largest_error(head, inputs, targets, padding),
     "batch of 3": largest_error(head, batch, batch_targets, mask),
     "4 heads": largest_error(four, inputs, targets, mask, over_heads=True),
-    "batch of 3, 4 heads": largest_error(four, batch.unsqueeze(1), batch_targets, mask, over_heads=True),
+    "batch of 3, 4 heads": largest_error(
+        four, batch.unsqueeze(1), batch_targets, mask, over_heads=True
+    ),
     "cross-attention, 11 keys": largest_error(head, inputs, targets, memory=memory),
 }
 assert max(cases.values()) < 1e-12
-pd.Series({case: f"{error:.0e}" for case, error in cases.items()}, name="largest relative error").to_frame()
+pd.Series(
+    {case: f"{error:.0e}" for case, error in cases.items()}, name="largest relative error"
+).to_frame()
 
 # %%
 masked, batched, joint = (
@@ -344,8 +375,12 @@ masked, batched, joint = (
     exact_and_law(four, inputs, targets, mask, over_heads=True)[0],
 )
 without_mask = exact_and_law(head, inputs, targets)[1]
-batch_mean = Head(*(tensor / len(batch) for tensor in exact_and_law(head, batch, batch_targets, mask)[1]))
-each_alone = exact_and_law(four, inputs, targets.expand(4, T), mask)[1]  # every head with logits of its own
+batch_mean = Head(
+    *(tensor / len(batch) for tensor in exact_and_law(head, batch, batch_targets, mask)[1])
+)
+each_alone = exact_and_law(four, inputs, targets.expand(4, T), mask)[
+    1
+]  # every head with logits of its own
 general_wrong = {
     "mask ignored": matrix_errors(without_mask, masked),
     "mean over the batch": matrix_errors(batch_mean, batched),
@@ -366,21 +401,29 @@ exact_values = autograd_gradient(lambda v: loss_of(trace.queries, trace.keys, v)
 exact_queries = autograd_gradient(lambda q: loss_of(q, trace.keys, trace.values), trace.queries)
 exact_keys = autograd_gradient(lambda k: loss_of(trace.queries, k, trace.values), trace.keys)
 exact_head = {
-    name: autograd_gradient(lambda matrix, name=name: loss_of_head(head._replace(**{name: matrix})), getattr(head, name))
+    name: autograd_gradient(
+        lambda matrix, name=name: loss_of_head(head._replace(**{name: matrix})), getattr(head, name)
+    )
     for name in Head._fields
 }
 wrong = {
     "values, hard assignment in place of alpha": relative_error(hard.mT @ upstream, exact_values),
     "queries, without the root of d_k": relative_error(score_gradient @ trace.keys, exact_queries),
-    "keys, score gradient not transposed": relative_error(laws.query_gradient(score_gradient, trace.queries), exact_keys),
+    "keys, score gradient not transposed": relative_error(
+        laws.query_gradient(score_gradient, trace.queries), exact_keys
+    ),
 }
 matrix_wrong = {
     "W_V, hard assignment": relative_error(inputs.mT @ hard.mT @ upstream, exact_head["value"]),
-    "W_Q, without the root of d_k": relative_error(inputs.mT @ score_gradient @ trace.keys, exact_head["query"]),
+    "W_Q, without the root of d_k": relative_error(
+        inputs.mT @ score_gradient @ trace.keys, exact_head["query"]
+    ),
     "W_K, not transposed": relative_error(
         inputs.mT @ laws.query_gradient(score_gradient, trace.queries), exact_head["key"]
     ),
-    "W_O, values in place of contexts": relative_error(trace.values.mT @ logit_gradient, exact_head["output"]),
+    "W_O, values in place of contexts": relative_error(
+        trace.values.mT @ logit_gradient, exact_head["output"]
+    ),
 }
 assert min([*wrong.values(), *matrix_wrong.values()]) > 0.01
 for name, error in (wrong | matrix_wrong).items():
@@ -432,7 +475,9 @@ for name, error in (wrong | matrix_wrong).items():
 
 # %%
 probabilities = torch.softmax(trace.context @ head.output, -1)
-jacobian = torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
+jacobian = torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(
+    -2
+)
 hessian = head.output @ jacobian @ head.output.mT / T  # H_i, (T, d_v, d_v)
 
 compatibility = laws.compatibility(upstream, trace.values)
@@ -452,7 +497,11 @@ assert hessian_error < 1e-12
 by_value = (trace.weights * value_term).sum(0)  # sum_i alpha_ij (u_i . Delta v_j), per unit of eta
 assert relative_error(by_value, -value_gradient.square().sum(-1)) < 1e-12
 print("H_i is autograd's Hessian by the context, to 1e-12.")
-print("Summed over its users by weight, the value term of each value is minus its squared gradient, to 1e-12.")
+print(
+    "Summed over its users by weight, the value term of each value is minus its squared gradient,"
+    " to 1e-12."
+)
+
 
 # %%
 def measure(eta):
@@ -460,7 +509,9 @@ def measure(eta):
     values = trace.values - eta * value_gradient
     context = trace.weights @ values
     pull = laws.logit_gradient(context @ head.output, targets) @ head.output.mT
-    loss_change = laws.cross_entropy(context @ head.output, targets) - loss_of(trace.queries, trace.keys, trace.values)
+    loss_change = laws.cross_entropy(context @ head.output, targets) - loss_of(
+        trace.queries, trace.keys, trace.values
+    )
     change = laws.compatibility(pull, values) - compatibility
     at_fixed_u = laws.compatibility(upstream, values) - compatibility
     return {
@@ -515,7 +566,9 @@ print("cosine between the two steps, value by value:", " ".join(f"{c:+.2f}" for 
 print(f"{int((cosines < 0).sum())} of {T} values move against their own pull.")
 
 orthonormal = torch.linalg.qr(normal(T, T)).Q  # as many dimensions as tokens
-wide = head._replace(**{name: normal(T, getattr(head, name).shape[-1]) for name in ("query", "key", "value")})
+wide = head._replace(
+    **{name: normal(T, getattr(head, name).shape[-1]) for name in ("query", "key", "value")}
+)
 wide_trace = attend(*project(wide, orthonormal), mask)
 wide_pull = laws.logit_gradient(wide_trace.context @ wide.output, targets)
 wide_values = laws.value_gradient(wide_trace.weights, wide_pull @ wide.output.mT)
@@ -535,11 +588,16 @@ print("With orthonormal inputs the two steps are the same, to 1e-12.")
 
 # %%
 angles = torch.tensor([90.0, 210.0, 330.0], dtype=torch.float64).deg2rad()
-directions = torch.stack([angles.cos(), angles.sin()])  # (2, classes), the columns of the output matrix
+directions = torch.stack(
+    [angles.cos(), angles.sin()]
+)  # (2, classes), the columns of the output matrix
 plane_targets = torch.arange(3)
-plane_values = torch.tensor([[-0.9, 0.1], [0.25, -0.75], [0.8, 0.55], [-0.8, -0.95]], dtype=torch.float64)
+plane_values = torch.tensor(
+    [[-0.9, 0.1], [0.25, -0.75], [0.8, 0.55], [-0.8, -0.95]], dtype=torch.float64
+)
 plane_weights = torch.tensor(
-    [[0.70, 0.05, 0.05, 0.20], [0.05, 0.10, 0.65, 0.20], [0.05, 0.70, 0.05, 0.20]], dtype=torch.float64
+    [[0.70, 0.05, 0.05, 0.20], [0.05, 0.10, 0.65, 0.20], [0.05, 0.70, 0.05, 0.20]],
+    dtype=torch.float64,
 )
 
 
@@ -550,8 +608,13 @@ def plane_upstream(values):
 path = [plane_values]
 for _ in range(30):
     path.append(path[-1] - 0.5 * laws.value_gradient(plane_weights, plane_upstream(path[-1])))
-pulls = -plane_weights.unsqueeze(-1) * plane_upstream(plane_values).unsqueeze(-2)  # (queries, values, 2)
-assert relative_error(pulls.sum(0), -laws.value_gradient(plane_weights, plane_upstream(plane_values))) < 1e-12
+pulls = -plane_weights.unsqueeze(-1) * plane_upstream(plane_values).unsqueeze(
+    -2
+)  # (queries, values, 2)
+assert (
+    relative_error(pulls.sum(0), -laws.value_gradient(plane_weights, plane_upstream(plane_values)))
+    < 1e-12
+)
 figure, data = plots.value_step(torch.stack(path), pulls, directions.mT, plane_weights)
 figures.save(figure, "02_value_step", data, results)
 
@@ -566,9 +629,10 @@ figures.save(figure, "02_value_step", data, results)
 #   $W_V$ by a mixture of all pulls, unless the inputs are orthonormal.
 # * **Not shown:** what happens when routing and values move together. That is the next notebook.
 
+
 # %%
 def three_checks(*parts):
-    """Largest error of each check over the variables `parts`; symbolic: how many differences do not cancel."""
+    """Largest error of each check over these variables; symbolic: differences that do not cancel."""
     return {
         "symbolic": max(symbolic_error[part] for part in parts),
         "autograd": max(errors[part]["autograd"] for part in parts),
@@ -588,70 +652,105 @@ value_name, *routing_names = wrong
 checked = {
     "L2": (
         "The value gradient is responsibility-weighted: dL/dv_j = sum_i alpha_ij u_i",
-        three_checks("values"), {value_name: wrong[value_name]},
+        three_checks("values"),
+        {value_name: wrong[value_name]},
     ),
     "L3": (
         "Queries and keys receive the score gradient through each other, over the root of d_k",
-        three_checks("queries", "keys"), {name: wrong[name] for name in routing_names},
+        three_checks("queries", "keys"),
+        {name: wrong[name] for name in routing_names},
     ),
     "L3-matrices": (
         "The gradients of W_Q, W_K, W_V and W_O follow by the chain rule",
-        three_checks("matrix query", "matrix key", "matrix value", "matrix output"), matrix_wrong,
+        three_checks("matrix query", "matrix key", "matrix value", "matrix output"),
+        matrix_wrong,
     ),
 }
 rows = [
     claims.claim(
-        id, statement, max(found.values()), "relative error", claims.judge_identity(found, 1e-6),
+        id,
+        statement,
+        max(found.values()),
+        "relative error",
+        claims.judge_identity(found, 1e-6),
         {
-            claims.REPRODUCED: f"Exact in symbols, {found['autograd']:.0e} from autograd; the largest error is the "
-            "truncation of the finite differences.",
+            claims.REPRODUCED: (
+                f"Exact in symbols, {found['autograd']:.0e} from autograd; the largest error is the"
+                " truncation of the finite differences."
+            ),
             claims.NOT_REPRODUCED: "At least one of three independent checks misses the law.",
         },
         control=told(near_misses),
-        notebook="02_values_queries_keys", tolerance=1e-6,
+        notebook="02_values_queries_keys",
+        tolerance=1e-6,
     )
     for id, (statement, found, near_misses) in checked.items()
 ]
 rows += [
     claims.claim(
-        "L2-L3-general", "The laws hold for any mask, batches, several heads and cross-attention",
-        max(cases.values()), "relative error", claims.judge_identity(cases, 1e-10),
+        "L2-L3-general",
+        "The laws hold for any mask, batches, several heads and cross-attention",
+        max(cases.values()),
+        "relative error",
+        claims.judge_identity(cases, 1e-10),
         {
             claims.REPRODUCED: "All four matrices agree with autograd to rounding in every case.",
             claims.NOT_REPRODUCED: "At least one case misses autograd.",
         },
-        control=told(general_wrong), notebook="02_values_queries_keys", tolerance=1e-10,
+        control=told(general_wrong),
+        notebook="02_values_queries_keys",
+        tolerance=1e-10,
     ),
     claims.claim(
-        "L2-step", "A descent step moves the values by Delta v_j = -eta sum_i alpha_ij u_i",
-        float(cosines.mean()), "mean cosine to the step on W_V",
+        "L2-step",
+        "A descent step moves the values by Delta v_j = -eta sum_i alpha_ij u_i",
+        float(cosines.mean()),
+        "mean cosine to the step on W_V",
         claims.judge_conditions(
             {"values that are free parameters move so": errors["values"]["autograd"] < 1e-10},
             {"values made by W_V move so": relative_error(head_step, -value_gradient) < 1e-10},
         ),
         {
             claims.REPRODUCED: "Both free values and values made by W_V move so.",
-            claims.QUALIFIED: "Exact for free values; a step on W_V moves each value by all pulls, weighted by the inner "
-            "products of the inputs, and gives the same step if the inputs are orthonormal.",
+            claims.QUALIFIED: (
+                "Exact for free values; a step on W_V moves each value by all pulls, weighted by"
+                " the inner products of the inputs, and gives the same step if the inputs are"
+                " orthonormal."
+            ),
             claims.NOT_REPRODUCED: "Not even free values move so.",
         },
-        control=f"orthonormal inputs, for which both steps must agree: they do, to {orthonormal_error:.0e}",
-        notebook="02_values_queries_keys", figure="02_value_step", tolerance=1e-6,
+        control=(
+            "orthonormal inputs, for which both steps must agree: they do, to"
+            f" {orthonormal_error:.0e}"
+        ),
+        notebook="02_values_queries_keys",
+        figure="02_value_step",
+        tolerance=1e-6,
     ),
     claims.claim(
-        "L2-first-order", "After a value step, loss and compatibilities are where the first-order prediction says",
-        slopes["b, both terms"], "order of the error in eta",
+        "L2-first-order",
+        "After a value step, loss and compatibilities are where the first-order prediction says",
+        slopes["b, both terms"],
+        "order of the error in eta",
         claims.judge_identity(
-            {name: abs(slopes[name] - 2) for name in ("loss", "b, both terms")}, 0.1, "distance from 2 of the error's order"
+            {name: abs(slopes[name] - 2) for name in ("loss", "b, both terms")},
+            0.1,
+            "distance from 2 of the error's order",
         ),
         {
-            claims.REPRODUCED: "The error falls with the square of the step, once the change of the upstream gradient is "
-            "counted.",
+            claims.REPRODUCED: (
+                "The error falls with the square of the step, once the change of the upstream"
+                " gradient is counted."
+            ),
             claims.NOT_REPRODUCED: "The error does not fall as a first-order prediction's must.",
         },
-        control="the moving value alone, at fixed upstream gradient, is no first-order prediction of the compatibilities: "
-        f"its error is of order {slopes['b, value term alone']:.2f}",
-        notebook="02_values_queries_keys", figure="02_first_order", tolerance=0.02,
+        control=(
+            "the moving value alone, at fixed upstream gradient, is no first-order prediction of"
+            f" the compatibilities: its error is of order {slopes['b, value term alone']:.2f}"
+        ),
+        notebook="02_values_queries_keys",
+        figure="02_first_order",
+        tolerance=0.02,
     ),
 ]
 claims.record(rows, "02_values_queries_keys", results)

@@ -74,7 +74,8 @@ arms = feedback.arms(lr)
 runs = {name: feedback.run_arm(task, sizes, steps, shown_steps) for name, sizes in arms.items()}
 runs["one_class"] = feedback.run_arm(one_class, arms["free"], steps, shown_steps)
 traces = {
-    name: [feedback.forward(task, run.snapshots[step]) for step in shown_steps] for name, run in runs.items()
+    name: [feedback.forward(task, run.snapshots[step]) for step in shown_steps]
+    for name, run in runs.items()
 }
 
 # %% [markdown]
@@ -84,7 +85,13 @@ traces = {
 # the top row: attention splits the memory between the classes. Then at the bottom row, where the values never moved. It is just as sharp.
 
 # %%
-picked = [0, *(shown_steps[int(np.abs(np.array(shown_steps) - steps * part).argmin())] for part in (0.03, 0.1, 1.0))]
+picked = [
+    0,
+    *(
+        shown_steps[int(np.abs(np.array(shown_steps) - steps * part).argmin())]
+        for part in (0.03, 0.1, 1.0)
+    ),
+]
 picked = sorted(set(picked))
 weights = {
     name: torch.stack([traces[name][shown_steps.index(step)].weights[0] for step in picked])
@@ -105,6 +112,7 @@ figures.save(figure, "03_heatmaps", data, results)
 #
 # The band is over seeds. Follow the dash-dotted curve, values frozen: entropy and specialisation go nearly as far as in the full loop, or further, while the loss
 # stays high.
+
 
 # %%
 def curve(measure, arm):
@@ -128,29 +136,49 @@ curves = {
     "normalised attention entropy": entropy,
     "specialisation (nats)": {name: special[name] for name in arms},
 }
-highest = {"loss (nats)": math.log(4), "normalised attention entropy": 1.0, "specialisation (nats)": math.log(4)}
+highest = {
+    "loss (nats)": math.log(4),
+    "normalised attention entropy": 1.0,
+    "specialisation (nats)": math.log(4),
+}
 figure, data = plots.loop(curves, shown_steps, highest)
 figures.save(figure, "03_loop", data, results)
 
 # %%
 drop = entropy["free"][0] - entropy["free"][-1]
-drops = {name: (entropy[name][0] - entropy[name][-1]) for name in names}
+drops = {name: entropy[name][0] - entropy[name][-1] for name in names}
 beyond = claims.paired_interval(drops["free"], drops["one_class"])
 interval = claims.mean_interval(drop)
 for name in names:
     print(f"{plots.LABELS[name]}: normalised entropy falls by {drops[name].mean():.3f}")
-rows.append(claims.claim(
-    "X1-sharpening", "Attention heat maps sharpen", drop.mean(), "drop of normalised entropy",
-    claims.judge_effect(interval, {"it sharpens more than where all queries want the same": beyond.low > 0}),
-    {
-        claims.REPRODUCED: f"Entropy falls by {drop.mean():.2f}, and by {drops['one_class'].mean():.2f} without competition. "
-        f"It is no sign of the loop: with values frozen it falls by {drops['frozen_values'].mean():.2f}.",
-        claims.QUALIFIED: "Entropy falls, but as far where all queries want the same class.",
-        claims.NOT_REPRODUCED: "The interval of the drop does not lie above zero.",
-    },
-    control=f"one class for all queries: the drop is smaller by {beyond.low:.2f} to {beyond.high:.2f}",
-    interval=interval, figure="03_heatmaps", tolerance=0.02, **recorded,
-))
+rows.append(
+    claims.claim(
+        "X1-sharpening",
+        "Attention heat maps sharpen",
+        drop.mean(),
+        "drop of normalised entropy",
+        claims.judge_effect(
+            interval, {"it sharpens more than where all queries want the same": beyond.low > 0}
+        ),
+        {
+            claims.REPRODUCED: (
+                f"Entropy falls by {drop.mean():.2f}, and by {drops['one_class'].mean():.2f}"
+                " without competition. It is no sign of the loop: with values frozen it falls by"
+                f" {drops['frozen_values'].mean():.2f}."
+            ),
+            claims.QUALIFIED: "Entropy falls, but as far where all queries want the same class.",
+            claims.NOT_REPRODUCED: "The interval of the drop does not lie above zero.",
+        },
+        control=(
+            f"one class for all queries: the drop is smaller by {beyond.low:.2f} to"
+            f" {beyond.high:.2f}"
+        ),
+        interval=interval,
+        figure="03_heatmaps",
+        tolerance=0.02,
+        **recorded,
+    )
+)
 
 # %% [markdown]
 # ## Where the values go
@@ -164,7 +192,10 @@ displacement = traces["free"][-1].values - traces["free"][0].values  # (seeds, m
 spectrum = torch.linalg.svdvals(displacement)
 outside = float((spectrum[:, feedback.N_CLASSES - 1] / spectrum[:, 0]).max())
 assert outside < 1e-12
-print("Singular values of the displacements beyond the third are below 1e-12 of the first, in every seed.")
+print(
+    "Singular values of the displacements beyond the third are below 1e-12 of the first, in every"
+    " seed."
+)
 
 # %% [markdown]
 # As the values grow, the part that moved outweighs where they started, and the cloud of values flattens into that space. Its
@@ -172,24 +203,49 @@ print("Singular values of the displacements beyond the third are below 1e-12 of 
 # within the space above. The control is the arm with routing frozen.
 
 # %%
-dimension = {name: curve(lambda trace: participation_ratio(trace.values), name) for name in ("free", "frozen_routing")}
+dimension = {
+    name: curve(lambda trace: participation_ratio(trace.values), name)
+    for name in ("free", "frozen_routing")
+}
 falls = {name: path[0] - path[-1] for name, path in dimension.items()}
 for name, path in dimension.items():
-    print(f"{plots.LABELS[name]}: effective dimension {path[0].mean():.2f} at first, {path[-1].mean():.2f} at the end")
+    print(
+        f"{plots.LABELS[name]}: effective dimension {path[0].mean():.2f} at first,"
+        f" {path[-1].mean():.2f} at the end"
+    )
 interval = claims.mean_interval(falls["free"])
 beyond = claims.paired_interval(falls["free"], falls["frozen_routing"])
-rows.append(claims.claim(
-    "X1-subspace", "Values come to lie in a low-dimensional subspace", falls["free"].mean(), "drop of effective dimension",
-    claims.judge_effect(interval, {"it falls further than with routing frozen": beyond.low > 0}),
-    {
-        claims.REPRODUCED: "The effective dimension falls, and further than without learned routing.",
-        claims.QUALIFIED: f"It falls to {dimension['free'][-1].mean():.2f}, but to {dimension['frozen_routing'][-1].mean():.2f} with "
-        "routing frozen: the gradient of cross-entropy confines the values' moves to (classes - 1) dimensions, whatever attention does.",
-        claims.NOT_REPRODUCED: "The effective dimension of the values does not fall.",
-    },
-    control=f"routing frozen: the drop with both free, less that one, is {beyond.low:.2f} to {beyond.high:.2f}",
-    interval=interval, figure="03_values", tolerance=0.05, **recorded,
-))
+rows.append(
+    claims.claim(
+        "X1-subspace",
+        "Values come to lie in a low-dimensional subspace",
+        falls["free"].mean(),
+        "drop of effective dimension",
+        claims.judge_effect(
+            interval, {"it falls further than with routing frozen": beyond.low > 0}
+        ),
+        {
+            claims.REPRODUCED: (
+                "The effective dimension falls, and further than without learned routing."
+            ),
+            claims.QUALIFIED: (
+                f"It falls to {dimension['free'][-1].mean():.2f}, but to"
+                f" {dimension['frozen_routing'][-1].mean():.2f} with routing frozen: the gradient"
+                " of cross-entropy confines the values' moves to (classes - 1) dimensions,"
+                " whatever attention does."
+            ),
+            claims.NOT_REPRODUCED: "The effective dimension of the values does not fall.",
+        },
+        control=(
+            f"routing frozen: the drop with both free, less that one, is {beyond.low:.2f} to"
+            f" {beyond.high:.2f}"
+        ),
+        interval=interval,
+        figure="03_values",
+        tolerance=0.05,
+        **recorded,
+    )
+)
 
 # %% [markdown]
 # The paths of one seed in the plane of two principal components, common to both panels. On the left each value runs out
@@ -198,7 +254,9 @@ rows.append(claims.claim(
 
 # %%
 picked_arms = ("free", "frozen_routing")
-value_paths = {name: torch.stack([trace.values[0] for trace in traces[name]]) for name in picked_arms}
+value_paths = {
+    name: torch.stack([trace.values[0] for trace in traces[name]]) for name in picked_arms
+}
 members = torch.nn.functional.one_hot(task.targets[0]).double()
 users = {name: (members.mT @ traces[name][-1].weights[0]).argmax(0) for name in picked_arms}
 figure, data = plots.value_paths(value_paths, users, shown_steps)
@@ -211,25 +269,41 @@ figures.save(figure, "03_values", data, results)
 # is the part that needs both.
 
 # %%
-fall = {name: (runs[name].loss[0] - runs[name].loss[-1]) for name in arms}
+fall = {name: runs[name].loss[0] - runs[name].loss[-1] for name in arms}
 excess = fall["free"] - fall["frozen_routing"] - fall["frozen_values"]
 interval = claims.mean_interval(excess)
 for name in arms:
     print(f"{plots.LABELS[name]}: loss falls by {fall[name].mean():.3f} nats")
-print(f"excess of both over the sum: {excess.mean():.3f} nats ({interval.low:.3f} to {interval.high:.3f})")
-own = claims.paired_interval(fall["free"], torch.maximum(fall["frozen_routing"], fall["frozen_values"]))
-rows.append(claims.claim(
-    "L4-both", "Routing and content together lower the loss by more than the sum of each alone", excess.mean(), "nats",
-    claims.judge_effect(interval, {"both free beats the better of the two": own.low > 0}),
-    {
-        claims.REPRODUCED: "The excess lies above zero: each side needs the other to move.",
-        claims.QUALIFIED: "There is an excess, but one side alone does as well as both.",
-        claims.NOT_REPRODUCED: "The interval of the excess does not lie above zero.",
-    },
-    control=f"the same seeds with routing frozen (falls by {fall['frozen_routing'].mean():.2f}) and with values frozen "
-    f"({fall['frozen_values'].mean():.2f}), against {fall['free'].mean():.2f} with both free",
-    interval=interval, figure="03_loop", tolerance=0.02, **recorded,
-))
+print(
+    f"excess of both over the sum: {excess.mean():.3f} nats ({interval.low:.3f} to"
+    f" {interval.high:.3f})"
+)
+own = claims.paired_interval(
+    fall["free"], torch.maximum(fall["frozen_routing"], fall["frozen_values"])
+)
+rows.append(
+    claims.claim(
+        "L4-both",
+        "Routing and content together lower the loss by more than the sum of each alone",
+        excess.mean(),
+        "nats",
+        claims.judge_effect(interval, {"both free beats the better of the two": own.low > 0}),
+        {
+            claims.REPRODUCED: "The excess lies above zero: each side needs the other to move.",
+            claims.QUALIFIED: "There is an excess, but one side alone does as well as both.",
+            claims.NOT_REPRODUCED: "The interval of the excess does not lie above zero.",
+        },
+        control=(
+            f"the same seeds with routing frozen (falls by {fall['frozen_routing'].mean():.2f}) and"
+            f" with values frozen ({fall['frozen_values'].mean():.2f}), against"
+            f" {fall['free'].mean():.2f} with both free"
+        ),
+        interval=interval,
+        figure="03_loop",
+        tolerance=0.02,
+        **recorded,
+    )
+)
 
 # %% [markdown]
 # Specialisation is the sterner test. With values frozen, queries can still sort themselves by whichever fixed value happens to suit them, and they
@@ -239,20 +313,42 @@ rows.append(claims.claim(
 at_end = special["free"][-1] - special["frozen_values"][-1]
 over_run = special["free"].mean(0) - special["frozen_values"].mean(0)
 interval, early = claims.mean_interval(at_end), claims.mean_interval(over_run)
-print(f"specialisation at the end: {special['free'][-1].mean():.3f} free, {special['frozen_values'][-1].mean():.3f} with values frozen")
-print(f"difference {interval.low:.3f} to {interval.high:.3f} at the end, {early.low:.3f} to {early.high:.3f} over the run")
-rows.append(claims.claim(
-    "L4-together", "Routing and content specialise together: queries specialise more when values can move", at_end.mean(), "nats",
-    claims.judge_effect(interval, {"it also holds over the whole run": early.low > 0}),
-    {
-        claims.REPRODUCED: f"More at the end and earlier; yet routing alone reaches {special['frozen_values'][-1].mean():.2f} of "
-        f"{special['free'][-1].mean():.2f} nats.",
-        claims.QUALIFIED: "More at the end only.",
-        claims.NOT_REPRODUCED: "The interval of the difference at the end does not lie above zero.",
-    },
-    control=f"values frozen: over the whole run the difference is {early.low:.3f} to {early.high:.3f} nats",
-    interval=interval, figure="03_loop", tolerance=0.02, **recorded,
-))
+print(
+    f"specialisation at the end: {special['free'][-1].mean():.3f} free,"
+    f" {special['frozen_values'][-1].mean():.3f} with values frozen"
+)
+print(
+    f"difference {interval.low:.3f} to {interval.high:.3f} at the end, {early.low:.3f} to"
+    f" {early.high:.3f} over the run"
+)
+rows.append(
+    claims.claim(
+        "L4-together",
+        "Routing and content specialise together: queries specialise more when values can move",
+        at_end.mean(),
+        "nats",
+        claims.judge_effect(interval, {"it also holds over the whole run": early.low > 0}),
+        {
+            claims.REPRODUCED: (
+                "More at the end and earlier; yet routing alone reaches"
+                f" {special['frozen_values'][-1].mean():.2f} of {special['free'][-1].mean():.2f}"
+                " nats."
+            ),
+            claims.QUALIFIED: "More at the end only.",
+            claims.NOT_REPRODUCED: (
+                "The interval of the difference at the end does not lie above zero."
+            ),
+        },
+        control=(
+            f"values frozen: over the whole run the difference is {early.low:.3f} to"
+            f" {early.high:.3f} nats"
+        ),
+        interval=interval,
+        figure="03_loop",
+        tolerance=0.02,
+        **recorded,
+    )
+)
 
 # %% [markdown]
 # ## The loop, measured
@@ -282,21 +378,28 @@ h = 1e-5
 
 
 def moved(names, sign):
-    """The forces after a step of size h along (sign 1) or against (sign -1) the descent direction of these matrices."""
+    """The forces after a step of size h down (sign 1) or up (sign -1) these matrices' gradient."""
     variables = {name: getattr(head, name).clone().requires_grad_() for name in names}
     trace = feedback.forward(task, head._replace(**variables))
     loss = laws.cross_entropy(trace.context @ head.output, task.targets).sum()
     pulls = torch.autograd.grad(loss, list(variables.values()))
-    shifted = {name: getattr(head, name) - sign * h * pull for name, pull in zip(names, pulls, strict=True)}
+    shifted = {
+        name: getattr(head, name) - sign * h * pull for name, pull in zip(names, pulls, strict=True)
+    }
     return feedback.forces(task, head._replace(**shifted))
 
 
 by_content = (moved(["value"], 1).routing - moved(["value"], -1).routing) / (4 * h)
 by_routing = (moved(["query", "key"], 1).content - moved(["query", "key"], -1).content) / (4 * h)
 scale = now.coupling.abs().max()
-coupling_error = float(torch.stack([by_content - now.coupling, by_routing - now.coupling]).abs().max() / scale)
+coupling_error = float(
+    torch.stack([by_content - now.coupling, by_routing - now.coupling]).abs().max() / scale
+)
 assert coupling_error < 1e-5
-print(f"Both rates equal the coupling, to {coupling_error:.0e} of its largest value over {len(seeds)} seeds, at step {step}.")
+print(
+    f"Both rates equal the coupling, to {coupling_error:.0e} of its largest value over {len(seeds)}"
+    f" seeds, at step {step}."
+)
 
 # %% [markdown]
 # Now its course over training. Look at the sign. At the first step it is a coin toss: the values are random, and moving toward a
@@ -306,7 +409,9 @@ print(f"Both rates equal the coupling, to {coupling_error:.0e} of its largest va
 
 # %%
 course = [feedback.forces(task, runs["free"].snapshots[step]) for step in shown_steps]
-relative = torch.stack([force.coupling / (force.routing * force.content).sqrt() for force in course])
+relative = torch.stack(
+    [force.coupling / (force.routing * force.content).sqrt() for force in course]
+)
 figure, data = plots.coupling(relative, special["free"], shown_steps)
 figures.save(figure, "03_coupling", data, results)
 
@@ -323,22 +428,37 @@ after = (relative * ~growing).sum(0) / (~growing).sum(0).clamp(min=1)
 interval, late = claims.mean_interval(in_growth), claims.mean_interval(after)
 at_first = int((relative[0] > 0).sum())
 print(f"coupling at the first step: positive in {at_first} of {len(seeds)} seeds")
-print(f"relative coupling while the loss falls its first half: {interval.low:.3f} to {interval.high:.3f}")
+print(
+    f"relative coupling while the loss falls its first half: {interval.low:.3f} to"
+    f" {interval.high:.3f}"
+)
 print(f"afterwards: {late.low:.3f} to {late.high:.3f}")
-rows.append(claims.claim(
-    "L4-coupling", "The two updates form a positive feedback loop: each strengthens the pull on the other",
-    in_growth.mean(), "relative coupling per unit of training time",
-    claims.judge_effect(interval, {"the coupling is also positive afterwards": late.low > 0}),
-    {
-        claims.REPRODUCED: "Positive throughout.",
-        claims.QUALIFIED: f"Positive while the loss falls its first half; not at the very start ({at_first} of {len(seeds)} seeds) and not "
-        f"afterwards ({late.low:.2f} to {late.high:.2f}): the loop starts by chance and ends itself as queries are served.",
-        claims.NOT_REPRODUCED: "Not positive even while specialisation grows.",
-    },
-    control="the same coupling after the growth phase, when attention and values have settled: "
-    f"{late.low:.3f} to {late.high:.3f}",
-    interval=interval, figure="03_coupling", tolerance=0.02, **recorded,
-))
+rows.append(
+    claims.claim(
+        "L4-coupling",
+        "The two updates form a positive feedback loop: each strengthens the pull on the other",
+        in_growth.mean(),
+        "relative coupling per unit of training time",
+        claims.judge_effect(interval, {"the coupling is also positive afterwards": late.low > 0}),
+        {
+            claims.REPRODUCED: "Positive throughout.",
+            claims.QUALIFIED: (
+                f"Positive while the loss falls its first half; not at the very start ({at_first}"
+                f" of {len(seeds)} seeds) and not afterwards ({late.low:.2f} to {late.high:.2f}):"
+                " the loop starts by chance and ends itself as queries are served."
+            ),
+            claims.NOT_REPRODUCED: "Not positive even while specialisation grows.",
+        },
+        control=(
+            "the same coupling after the growth phase, when attention and values have settled: "
+            f"{late.low:.3f} to {late.high:.3f}"
+        ),
+        interval=interval,
+        figure="03_coupling",
+        tolerance=0.02,
+        **recorded,
+    )
+)
 
 # %% [markdown]
 # ## What was shown, and what was not

@@ -17,7 +17,9 @@ from IPython.display import Markdown
 from attention_dynamics import claims, parameters, paths
 
 # %% tags=["parameters"]
-records: str = ""  # folder with the records of the other notebooks; empty for the project's figures/
+records: str = (
+    ""  # folder with the records of the other notebooks; empty for the project's figures/
+)
 results: str = "results"  # folder for the ledger
 
 # %%
@@ -37,7 +39,9 @@ ledger = claims.read(records or paths.figures())
 # in its record.
 
 # %%
-counts = pd.Series([row.verdict for row in ledger]).value_counts().reindex(claims.VERDICTS, fill_value=0)
+counts = (
+    pd.Series([row.verdict for row in ledger]).value_counts().reindex(claims.VERDICTS, fill_value=0)
+)
 print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 # %%
@@ -55,7 +59,8 @@ for row in ledger:
     figure = f", figure `{row.figure}`" if row.figure else ""
     interval = f" *Interval:* {row.interval.method}." if row.interval else ""
     lines.append(
-        f"* **{row.id}** (`{row.notebook}`{figure}). *Rule:* {row.rule}. *Control:* {row.control}.{interval}"
+        f"* **{row.id}** (`{row.notebook}`{figure}). *Rule:* {row.rule}. *Control:*"
+        f" {row.control}.{interval}"
     )
 Markdown("\n".join(lines))
 

@@ -63,6 +63,13 @@ def test_the_opening_says_what_for_whom_what_first_and_how_long(source):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_code_fits_the_width_of_a_rendered_page(source):
+    for cell in pairing.read_source(source).cells:
+        if cell.cell_type == "code":
+            assert not [line for line in cell.source.splitlines() if len(line) > 104]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_parameters_are_known_and_their_defaults_allowed(source):
     defaults = pairing.parameter_defaults(pairing.read_source(source))
     assert "results" in defaults

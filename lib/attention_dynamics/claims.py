@@ -291,7 +291,7 @@ def markdown(claims: list[Claim]) -> str:
         "unit": [row.unit for row in claims],
         "verdict": [f"**{row.verdict}**" for row in claims],
         "reason": [row.reason for row in claims],
-        "notebook": [row.notebook for row in claims] if len({row.notebook for row in claims}) > 1 else [],
+        "notebook": [row.notebook.split("_")[0] for row in claims] if len({row.notebook for row in claims}) > 1 else [],
     }
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     lines = [tuple(columns), tuple("---" for _ in columns), *zip(*columns.values(), strict=True)]
