@@ -303,7 +303,7 @@ def test_every_notebook_runs_at_smoke_size(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(top / "lib")}
     begin = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "attention_dynamics.reproduce", "--smoke"],
+        [sys.executable, "-m", "attention_dynamics.reproduce", "--smoke", "--jobs", "2"],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
