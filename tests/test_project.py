@@ -83,6 +83,7 @@ def test_parameters_are_known_and_their_defaults_allowed(source):
         ("# %%\nx = 1\n", "must have one cell tagged 'parameters', got 0"),
         ('# %% tags=["parameters"]\nx = 1\n# %% tags=["parameters"]\ny = 1\n', "got 2"),
         ('# %% tags=["parameters"]\nx = len("a")\n', "must hold assignments of plain values, got \"x = len('a')\""),
+        ('# %% tags=["parameters"]\nx = \n', "must be Python, got a syntax error in line 1"),
         ('# %% tags=["parameters"]\nprint(1)\n', "must hold assignments of plain values, got 'print(1)'"),
     ],
 )

@@ -117,6 +117,7 @@ def project(tmp_path: Path) -> Project:
         (["04", "-p", "steps", "false"], "parameter steps takes an integer of at least 10, got 'false'"),
         (["04", "-p", "steps", "True"], "parameter steps takes an integer of at least 10, got True"),
         (["04", "-p", "lr_value", "nan"], "parameter lr_value takes a finite number above 0, got 'nan'"),
+        (["04", "-p", "results", "x"], "parameter results is the runner's own: it writes to "),
         (["--jobs", "0"], "--jobs takes an integer of at least 1, got 0"),
     ],
 )
@@ -258,7 +259,8 @@ def test_a_claim_that_leaves_its_committed_value_is_refused_until_it_is_accepted
 
 
 def test_own_parameters_and_smoke_runs_leave_the_committed_files_alone(project):
-    project.good("01")
+    """The seed of a smoke run is 0, so the default is another here: the ledger of a smoke run is its own."""
+    project.notebook("01_good", (HEADER.replace("seed: int = 0", "seed: int = 3") + CLAIM).replace("NN", "01"))
     project.notebook("02_ledger", LEDGER)
     assert project.run().returncode == 0
     before = project.content()
@@ -268,8 +270,23 @@ def test_own_parameters_and_smoke_runs_leave_the_committed_files_alone(project):
     assert smoke.returncode == 0, smoke.stderr
     after = project.content()
     assert {name: after[name] for name in before} == before
-    assert json.loads(after["results/own/claims.json"])[0]["ours"] == 8.0
-    assert json.loads(after["results/smoke/claims.json"])[0]["ours"] == 1.0
+    ours = {
+        where: json.loads(after[f"{where}/claims.json"])[0]["ours"]
+        for where in ("figures", "results/own", "results/smoke")
+    }
+    assert ours == {"figures": 4.0, "results/own": 8.0, "results/smoke": 1.0}
+
+
+def test_a_notebook_with_a_bad_default_or_parameters_cell_is_refused_before_anything_runs(project):
+    project.good("01")
+    for cell, message in (
+        ("seed: int = -1\n", "refused: 02_x: parameter seed takes an integer of at least 0, got -1"),
+        ("fast: bool = True\n", "refused: 02_x: unknown parameter fast"),
+        ("seed = \n", "refused: 02_x: the parameters cell must be Python"),
+    ):
+        project.notebook("02_x", f'# %% tags=["parameters"]\n{cell}')
+        done = project.run()
+        assert done.returncode == 2 and message in done.stderr and done.stdout == "", done.stderr
 
 
 def test_what_an_earlier_version_of_a_notebook_left_is_removed(project):

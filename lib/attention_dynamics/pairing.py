@@ -54,8 +54,12 @@ def parameter_defaults(notebook: NotebookNode) -> dict[str, Any]:
     tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(tagged) != 1:
         raise ValueError(f"a notebook must have one cell tagged 'parameters', got {len(tagged)}")
+    try:
+        statements = ast.parse(tagged[0].source).body
+    except SyntaxError as error:
+        raise ValueError(f"the parameters cell must be Python, got a syntax error in line {error.lineno}") from None
     defaults = {}
-    for statement in ast.parse(tagged[0].source).body:
+    for statement in statements:
         try:
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             defaults[target.id] = ast.literal_eval(statement.value)

@@ -101,18 +101,25 @@ def plan(names: list[str], overrides: dict[str, Any], smoke: bool, destination: 
     """Read the sources and settle every parameter. Raises ValueError, before anything runs, for an unknown notebook
     or parameter and for a value of the wrong type or range."""
     sources = {name: pairing.read_source(paths.notebooks() / f"{name}.py") for name in select(names)}
-    defaults = {name: pairing.parameter_defaults(source) for name, source in sources.items()}
+    defaults = {}
+    for name, source in sources.items():
+        try:
+            defaults[name] = pairing.parameter_defaults(source)
+            parameters.checked(**defaults[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     taken = set().union(*defaults.values())
     for name in overrides:
+        if name == "results":
+            raise ValueError(f"parameter results is the runner's own: it writes to {destination.figures}")
         if name not in taken:
             raise ValueError(f"unknown parameter {name}: {', '.join(sources)} take {', '.join(sorted(taken))}")
-    overrides = {name: parameters.check(name, value) for name, value in overrides.items()}
-    if smoke:
-        overrides = {name: parameters.PARAMETERS[name].smoke for name in taken} | overrides
+    settled = {name: parameters.PARAMETERS[name].smoke for name in taken - {"results"}} if smoke else {}
     if not destination.committed:
-        overrides = {"records": str(destination.figures)} | {k: v for k, v in overrides.items() if k != "results"}
+        settled["records"] = str(destination.figures)
+    settled |= {name: parameters.check(name, value) for name, value in overrides.items()}
     return [
-        Job(name, source, {key: value for key, value in overrides.items() if key in defaults[name]})
+        Job(name, source, {key: value for key, value in settled.items() if key in defaults[name]})
         for name, source in sources.items()
     ]
 
@@ -155,7 +162,7 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
             on_cell=note,
             resources={"metadata": {"path": str(folder)}},
             coalesce_streams=True,  # how prints arrive in pieces depends on timing
-            extra_arguments=["--log-level=ERROR"],  # the kernel warns of its own transport otherwise
+            extra_arguments=["--log-level=CRITICAL"],  # or the kernel talks of its transport and its shutdown
         )
     except PapermillExecutionError as error:
         raise failed(at["cell"], f"{error.ename}: {error.evalue}") from None
@@ -212,6 +219,7 @@ def run_all(jobs: list[Job], destination: Destination, workers: int, accept: boo
     """
     started = {}
     cells = {}
+    reported = set()
 
     def one(job: Job) -> None:
         started[job.name] = time.monotonic()
@@ -232,6 +240,7 @@ def run_all(jobs: list[Job], destination: Destination, workers: int, accept: boo
         try:
             for future in as_completed(futures):
                 name = futures[future].name
+                reported.add(name)
                 try:
                     future.result()
                     say(f"{name}  done", started[name])
@@ -247,8 +256,8 @@ def run_all(jobs: list[Job], destination: Destination, workers: int, accept: boo
             pool.shutdown(cancel_futures=True)
             running = [
                 f"{job.name}: interrupted in cell {cells.get(job.name, 1)}"
-                for future, job in futures.items()
-                if not future.cancelled() and future.exception()
+                for job in group
+                if job.name in started and job.name not in reported
             ]
             raise KeyboardInterrupt("; ".join(running) or "interrupted before a notebook ran") from None
         pool.shutdown()
