@@ -6,6 +6,16 @@ BIN := $(VENV)/bin/python
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# pip links the library by its absolute path, and a Python that starts in an ASCII locale cannot read a link with other
+# letters in it. The way from site-packages to lib has none.
+define RELATIVE_LINK
+import os, pathlib, sysconfig
+site = pathlib.Path(sysconfig.get_path("purelib"))
+(link,) = site.glob("__editable__*attention_dynamics*.pth")
+link.write_text(os.path.relpath("lib", site.resolve()) + "\n", encoding="utf-8")
+endef
+export RELATIVE_LINK
+
 .PHONY: reproduce smoke test bench lock clean
 .DELETE_ON_ERROR:
 
@@ -26,6 +36,7 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN) -m pip install --quiet --constraint requirements.lock --editable '.[test]'
+	LC_ALL=C.UTF-8 $(BIN) -c "$$RELATIVE_LINK"
 	touch $@
 
 # Resolve the ranges of pyproject.toml anew. torch is held, since its default build is several GB on Linux; a local
