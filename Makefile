@@ -32,7 +32,7 @@ bench: $(VENV)/installed
 	$(BIN) -m attention_dynamics.bench
 
 # The stamp is written last, so an interrupted installation starts again.
-$(VENV)/installed: pyproject.toml requirements.lock
+$(VENV)/installed: Makefile pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN) -m pip install --quiet --constraint requirements.lock --editable '.[test]'
