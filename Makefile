@@ -44,11 +44,11 @@ $(VENV)/installed: Makefile pyproject.toml requirements.lock
 TORCH := 2.13.0
 lock: $(VENV)/installed
 	$(BIN) -m pip install --quiet pip-tools
-	rm requirements.lock
 	$(BIN) -m piptools compile --quiet --upgrade-package torch==$(TORCH) --extra test --strip-extras --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-annotate --no-header \
-	  --output-file requirements.lock pyproject.toml
-	sed -i 's/+cpu$$//' requirements.lock
+	  --output-file requirements.new pyproject.toml
+	sed 's/+cpu$$//' requirements.new > requirements.lock
+	rm requirements.new
 
 clean:
 	rm -rf $(VENV) results .reproduce-*

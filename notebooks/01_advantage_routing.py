@@ -40,6 +40,7 @@ import torch
 from IPython.display import Markdown
 
 from attention_dynamics import claims, figures, laws, parameters
+from attention_dynamics.laws import relative_error
 from attention_dynamics.attention import attend, causal_mask, initial_head, project
 from attention_dynamics.plots import routing as plots
 
@@ -108,11 +109,6 @@ print(f"The loss is {loss:.4f} nats.")
 probabilities = torch.softmax(logits, -1)
 one_hot = torch.eye(n_classes, dtype=torch.float64)[targets]
 upstream = (probabilities - one_hot) / T @ head.output.mT
-
-
-def relative_error(found, exact):
-    """Largest deviation over the largest entry."""
-    return float((found - exact).abs().max() / exact.abs().max())
 
 
 context = trace.context.clone().requires_grad_()
@@ -520,6 +516,16 @@ print(
 )
 
 # %% [markdown]
+# How often is the exception? In the two hundred random sequences of check 2, over all positions with negative advantage, by the sign of
+# the first-order change of the weight:
+
+# %%
+many_gain = -many.weights * (by_law - (many.weights * by_law).sum(-1, keepdim=True))
+many_helpful = (by_law < 0) & causal_mask(16)
+gaining_share = ((many_gain > 0) & many_helpful).sum((-1, -2)) / many_helpful.sum((-1, -2))
+print(f"share of positions with negative advantage whose weight grows: {gaining_share.mean():.3f}")
+
+# %% [markdown]
 # ## What follows: masked positions, and rows of one position
 #
 # A masked position has $\alpha_{ij} = 0$, so its gradient is $0 \cdot (b_{ij} - \mathbb E_{\alpha_i}[b]) = 0$
@@ -698,20 +704,24 @@ rows = [
         ),
         notebook="01_advantage_routing",
         figure="01_routing",
-        tolerance=1e-6,
+        tolerance=1e-8,
+        seeds=[seed],
     ),
     claims.claim(
         "L1-sign",
         "Under descent a position whose advantage is negative gains attention",
-        ours=gaining / int(helpful.sum()),
-        unit="fraction of positions whose weight grows",
+        ours=float(gaining_share.mean()),
+        unit="fraction of such positions whose weight grows",
+        interval=claims.mean_interval(gaining_share, "random sequences"),
+        seeds=[seed],
+        figure="01_routing",
         judgement=claims.judge_conditions(
             {
                 "every such position gains score": bool(
                     ((moved_scores - trace.scores)[helpful] > 0).all()
                 )
             },
-            {"every such position gains weight": gaining == int(helpful.sum()) and not rate[1] < 0},
+            {"every such position gains weight": bool((gaining_share == 1).all() and rate[1] > 0)},
         ),
         reasons={
             claims.REPRODUCED: "Scores and weights of all such positions grow.",
@@ -726,7 +736,7 @@ rows = [
             f" refute it for weights: the second one's weight changes at the rate {rate[1]:+.4f}"
         ),
         notebook="01_advantage_routing",
-        tolerance=0.01,
+        tolerance=1e-3,
     ),
 ]
 claims.record(rows, "01_advantage_routing", results)

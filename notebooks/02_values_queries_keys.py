@@ -42,6 +42,7 @@ from attention_dynamics.attention import (
     project,
     stack_heads,
 )
+from attention_dynamics.laws import relative_error
 from attention_dynamics.plots import content as plots
 
 # %% tags=["parameters"]
@@ -70,11 +71,6 @@ trace = attend(*project(head, inputs), mask)
 logit_gradient = laws.logit_gradient(trace.context @ head.output, targets)
 upstream = logit_gradient @ head.output.mT
 score_gradient = laws.score_gradient(trace.weights, upstream, trace.values)
-
-
-def relative_error(found, exact):
-    """Largest deviation over the largest entry."""
-    return float((found - exact).abs().max() / exact.abs().max())
 
 
 def autograd_gradient(loss, at):
@@ -328,10 +324,10 @@ def exact_and_law(head, inputs, targets, mask=None, memory=None, over_heads=Fals
     logits = trace.context @ variables.output
     logits = logits.sum(-3) if over_heads else logits
     exact = torch.autograd.grad(laws.cross_entropy(logits, targets).sum(), variables)
-    pull = laws.logit_gradient(logits.detach(), targets)
-    pull = pull.unsqueeze(-3) if over_heads else pull
+    by_logits = laws.logit_gradient(logits.detach(), targets)
+    by_logits = by_logits.unsqueeze(-3) if over_heads else by_logits
     record = attend(*project(head, inputs, memory), mask)
-    return Head(*exact), laws.head_gradients(head, record, inputs, pull, memory)
+    return Head(*exact), laws.head_gradients(head, record, inputs, by_logits, memory)
 
 
 def largest_error(*case, **options):
@@ -508,11 +504,11 @@ def measure(eta):
     """What a value step of size eta changes, against what was predicted."""
     values = trace.values - eta * value_gradient
     context = trace.weights @ values
-    pull = laws.logit_gradient(context @ head.output, targets) @ head.output.mT
+    moved_upstream = laws.logit_gradient(context @ head.output, targets) @ head.output.mT
     loss_change = laws.cross_entropy(context @ head.output, targets) - loss_of(
         trace.queries, trace.keys, trace.values
     )
-    change = laws.compatibility(pull, values) - compatibility
+    change = laws.compatibility(moved_upstream, values) - compatibility
     at_fixed_u = laws.compatibility(upstream, values) - compatibility
     return {
         "loss": float(loss_change + eta * value_gradient.square().sum()),  # positive, by convexity
@@ -570,12 +566,24 @@ wide = head._replace(
     **{name: normal(T, getattr(head, name).shape[-1]) for name in ("query", "key", "value")}
 )
 wide_trace = attend(*project(wide, orthonormal), mask)
-wide_pull = laws.logit_gradient(wide_trace.context @ wide.output, targets)
-wide_values = laws.value_gradient(wide_trace.weights, wide_pull @ wide.output.mT)
-wide_step = -orthonormal @ laws.head_gradients(wide, wide_trace, orthonormal, wide_pull).value
+wide_logit_gradient = laws.logit_gradient(wide_trace.context @ wide.output, targets)
+wide_values = laws.value_gradient(wide_trace.weights, wide_logit_gradient @ wide.output.mT)
+wide_step = (
+    -orthonormal @ laws.head_gradients(wide, wide_trace, orthonormal, wide_logit_gradient).value
+)
 orthonormal_error = relative_error(wide_step, -wide_values)
 assert orthonormal_error < 1e-12
 print("With orthonormal inputs the two steps are the same, to 1e-12.")
+
+many = normal(200, T, d_x)
+many_trace = attend(*project(head, many), mask)
+many_targets = torch.randint(n_classes, (200, T), generator=generator)
+many_logit_gradient = laws.logit_gradient(many_trace.context @ head.output, many_targets)
+free_step = -laws.value_gradient(many_trace.weights, many_logit_gradient @ head.output.mT)
+matrix_step = many @ many.mT @ free_step
+many_cosines = torch.nn.functional.cosine_similarity(matrix_step, free_step, dim=-1)
+print(f"In 200 random sequences the mean cosine is {many_cosines.mean():.2f};")
+print(f"{(many_cosines < 0).double().mean():.0%} of the values move against their own pull.")
 
 # %% [markdown]
 # ## Values moving under the queries that use them
@@ -682,7 +690,9 @@ rows = [
         },
         control=told(near_misses),
         notebook="02_values_queries_keys",
-        tolerance=1e-6,
+        seeds=[seed],
+        figure="02_value_step" if id == "L2" else None,
+        tolerance=1e-7,
     )
     for id, (statement, found, near_misses) in checked.items()
 ]
@@ -699,12 +709,13 @@ rows += [
         },
         control=told(general_wrong),
         notebook="02_values_queries_keys",
-        tolerance=1e-10,
+        seeds=[seed],
+        tolerance=1e-12,
     ),
     claims.claim(
         "L2-step",
         "A descent step moves the values by Delta v_j = -eta sum_i alpha_ij u_i",
-        float(cosines.mean()),
+        float(many_cosines.mean()),
         "mean cosine to the step on W_V",
         claims.judge_conditions(
             {"values that are free parameters move so": errors["values"]["autograd"] < 1e-10},
@@ -724,8 +735,10 @@ rows += [
             f" {orthonormal_error:.0e}"
         ),
         notebook="02_values_queries_keys",
+        interval=claims.mean_interval(many_cosines.mean(-1), "random sequences"),
+        seeds=[seed],
         figure="02_value_step",
-        tolerance=1e-6,
+        tolerance=1e-3,
     ),
     claims.claim(
         "L2-first-order",
@@ -749,6 +762,7 @@ rows += [
             f" the compatibilities: its error is of order {slopes['b, value term alone']:.2f}"
         ),
         notebook="02_values_queries_keys",
+        seeds=[seed],
         figure="02_first_order",
         tolerance=0.02,
     ),

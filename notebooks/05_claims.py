@@ -17,14 +17,16 @@ from IPython.display import Markdown
 from attention_dynamics import claims, parameters, paths
 
 # %% tags=["parameters"]
-records: str = (
-    ""  # folder with the records of the other notebooks; empty for the project's figures/
-)
+records: str = ""  # folder with the other notebooks' records; empty: the project's figures/
 results: str = "results"  # folder for the ledger
 
 # %%
 records, results = parameters.checked(records=records, results=results)
 ledger = claims.read(records or paths.figures())
+argued = {row.notebook for row in ledger}
+if not records:
+    others = {path.stem for path in paths.notebooks().glob("[0-9]*.py")} - {"05_claims"}
+    assert argued == others, f"no records of {sorted(others - argued)}"
 
 # %% [markdown]
 # ## Verdicts
@@ -34,6 +36,9 @@ ledger = claims.read(records or paths.figures())
 # * **reproduced**: the claim holds here, and its control did not explain it away.
 # * **qualified**: it holds, but under a condition that the reason names, or because of something that the control also does.
 # * **not reproduced**: it does not hold here.
+#
+# For a number that the paper prints, *qualified* says: not its value, though the seeds are the same, but one that as many other seeds
+# could have given.
 #
 # A control is a run or a calculation that could have refuted the claim. Intervals are 95 % intervals over seeds; how each was made is
 # in its record.
@@ -69,3 +74,9 @@ Markdown("\n".join(lines))
 
 # %%
 claims.write_ledger(ledger, results)
+
+# %% [markdown]
+# ## What was shown, and what was not
+#
+# The ledger collects; it argues nothing itself. A verdict holds for the setting of its notebook: toy sizes, one head, the training
+# sequence. Claims of the paper that no row names have not been put to a test here.

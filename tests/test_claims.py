@@ -38,6 +38,34 @@ def test_mean_interval_covers_as_often_as_it_says():
     assert abs(covered - 0.95) < 5 * math.sqrt(0.95 * 0.05 / 2000)
 
 
+def test_prediction_interval_holds_the_next_mean_as_often_as_it_says():
+    """2000 pairs of five normal samples, as above: the interval from the first five holds the mean of the second."""
+    draws = np.random.default_rng(1).normal(3.0, 2.0, (2000, 2, 5))
+    hits = [
+        interval.low <= new.mean() <= interval.high
+        for old, new in draws
+        for interval in [claims.prediction_interval(old)]
+    ]
+    assert abs(np.mean(hits) - 0.95) < 5 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_bootstrap_prediction_is_centred_and_wider():
+    samples = np.random.default_rng(2).normal(3.0, 2.0, 12)
+    interval = claims.bootstrap_interval(12, lambda index: float(samples[index].mean()))
+    prediction = claims.bootstrap_prediction(12, lambda index: float(samples[index].mean()))
+    assert abs((prediction.low + prediction.high) / 2 - samples.mean()) < 0.05
+    # The difference of two means has twice the variance of one.
+    assert abs((prediction.high - prediction.low) / (interval.high - interval.low) - math.sqrt(2)) < 0.05
+
+
+def test_paired_interval_is_scipys():
+    first, second = np.random.default_rng(3).normal(size=(2, 7))
+    interval = claims.paired_interval(first, second)
+    exact = stats.ttest_rel(first, second).confidence_interval(0.95)
+    assert np.allclose([interval.low, interval.high], [exact.low, exact.high])
+    assert interval.method == "paired Student's t over 7 seeds"
+
+
 def test_bootstrap_interval_of_a_mean_is_its_percentiles():
     """The exact bootstrap distribution of the mean of three numbers, by enumeration of all 27 resamples."""
     samples = np.array([0.0, 1.0, 5.0])
@@ -159,7 +187,17 @@ def test_deviations_name_what_changed():
     [
         (lambda: row(ours=math.nan), "claim L1 must have finite values"),
         (lambda: row(interval=Interval(0, math.inf, "")), "claim L1 must have finite values"),
-        (lambda: row(tolerance=0), "tolerance of claim L1 must be positive, got 0"),
+        (lambda: row(tolerance=0), "tolerance of claim L1 must be positive and finite, got 0"),
+        (lambda: row(tolerance=math.inf), "tolerance of claim L1 must be positive and finite, got inf"),
+        (lambda: row(control=" "), "control of claim L1 must say what could have refuted it"),
+        (lambda: row(interval=Interval(2, 1, "")), "interval of claim L1 must have low <= high"),
+        (lambda: claims.judge_effect(Interval(1, 2, ""), {}), "controls must name at least one control"),
+        (lambda: claims.judge_conditions({}, {}), "core must name at least one condition"),
+        (lambda: claims.judge_number(math.nan, 1.0, 2, Interval(0, 1, "")), "ours and paper must be finite"),
+        (lambda: claims.paired_interval([1.0, 2.0], [1.0]), "paired samples must have equal length, got 2 and 1"),
+        (lambda: claims.prediction_interval([1.0]), "samples must be at least two finite numbers"),
+        (lambda: claims.bootstrap_interval(3, lambda index: math.nan), "statistic must be finite"),
+        (lambda: claims.bootstrap_prediction(1, float), "n_seeds must be at least 2"),
         (lambda: row(reasons={}), "reasons of claim L1 must hold one for the verdict 'qualified'"),
         (lambda: claims.mean_interval([1.0]), "samples must be at least two finite numbers"),
         (lambda: claims.mean_interval([1.0, math.nan]), "samples must be at least two finite numbers"),

@@ -118,11 +118,14 @@ W = torch.full((3, 4), 0.25)
     ("call", "message"),
     [
         (lambda: feedback.competition([]), "seeds must hold at least one seed"),
-        (lambda: feedback.arms(-1.0), "step size of query must be finite and at least 0"),
+        (lambda: feedback.arms(-1.0), "step size of query must lie in"),
         (
             lambda: feedback.specialisation(2 * W, torch.zeros(3, dtype=torch.long), 2),
             "weights must have rows that sum to 1",
         ),
+        (lambda: feedback.competition([1, 1]), "seeds must hold at least one seed and none twice"),
+        (lambda: feedback.specialisation(W, torch.zeros(3, dtype=torch.long), 2.5), "n_classes must be an integer"),
+        (lambda: feedback.run_arm(feedback.competition([1]), 0.1, 3), "step_sizes must be StepSizes"),
         (lambda: feedback.specialisation(W, torch.full((3,), 2), 2), r"targets must lie in 0\.\.1"),
         (lambda: feedback.specialisation(W, torch.zeros(4, dtype=torch.long), 2), r"targets must have shape \(3,\)"),
     ],

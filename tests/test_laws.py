@@ -213,6 +213,10 @@ def test_softmax_jacobian_is_autograds():
     assert (laws.softmax_jacobian(torch.softmax(scores, -1)) - exact).abs().max() < 1e-15
 
 
+def test_relative_error():
+    assert laws.relative_error(torch.tensor([1.0, 5.0]), torch.tensor([1.0, -5.0])) == 2.0
+
+
 def test_cross_entropy_is_torchs():
     generator = torch.Generator().manual_seed(2)
     logits, targets = torch.randn(3, 7, 4, generator=generator) * 30, torch.randint(4, (3, 7), generator=generator)
@@ -252,6 +256,15 @@ NAN = math.nan
         (lambda: laws.query_gradient(B, V[:3]), "keys must have size 4 in dimension -2"),
         (lambda: laws.key_gradient(B, V), "queries must have size 3 in dimension -2"),
         (lambda: laws.key_gradient(B, U * NAN), "queries must be finite"),
+        (lambda: laws.compatibility(U.double(), V), "upstream and values must have one dtype"),
+        (
+            lambda: laws.score_gradient(W.expand(2, 3, 4), U.expand(5, 3, 2), V),
+            "must have leading dimensions that broadcast",
+        ),
+        (lambda: laws.value_gradient(W, U.double()), "weights and upstream must have one dtype"),
+        (lambda: laws.query_gradient(B, V.double()), "score_gradient and keys must have one dtype"),
+        (lambda: laws.cross_entropy(LOGITS[:0], TARGETS[:0]), "logits must hold at least one position"),
+        (lambda: laws.relative_error(U, V), "found must have the shape of exact"),
         (lambda: laws.responsibility(2 * W), "weights must have rows that sum to 1"),
     ],
 )
@@ -270,6 +283,8 @@ def test_head_gradients_refuses_what_does_not_fit():
         ((inputs, good[:, :4]), "logit_gradient must have size 5"),
         ((inputs, good, inputs[:5]), "memory must have size 6"),
         ((inputs * NAN, good), "inputs must be finite"),
+        ((inputs[:, :3], good), "inputs must have size 4"),
+        ((inputs, good.double()), "must have one dtype"),
     ):
         with pytest.raises(ValueError, match=message):
             laws.head_gradients(head, trace, *arguments)

@@ -194,24 +194,27 @@ def test_a_notebook_that_does_not_run_whole_is_an_error_and_leaves_everything_as
         "print('careful', file=sys.stderr)": "cell 4: wrote to standard error: careful",
         "import warnings; warnings.warn('old')": "cell 4: wrote to standard error",
         "object()": "cell 4: shows a memory address",
+        "print(os.getcwd())": "cell 4: shows a path of this machine",
     }
     project.good("01")
     for number, code in enumerate(failures, start=2):
         project.bad(f"{number:02d}", code)
-    project.good("09")
-    project.notebook("10_ledger", LEDGER)
+    project.good("11")
+    project.notebook("10_skip", bad("10", "pass").replace("# %%\npass", '# %% tags=["skip-execution"]\npass'))
+    project.notebook("12_ledger", LEDGER)
     before = project.content()
     done = project.run("--jobs", "2")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     for number, message in enumerate(failures.values(), start=2):
         assert f"failed: {number:02d}_bad: {message}" in done.stderr, done.stderr
-    assert "failed: 10_ledger: not run" in done.stderr
-    assert "2 of 10 notebooks done" in done.stdout
+    assert "failed: 10_skip: cell 4: was not executed" in done.stderr
+    assert "failed: 12_ledger: not run" in done.stderr
+    assert "2 of 12 notebooks done" in done.stdout
     after = project.content()
     assert {name: after[name] for name in before} == before
     made = {
         f"{folder}/{number}_{name}"
-        for number in ("01", "09")
+        for number in ("01", "11")
         for folder, name in (("figures", "claims.json"), ("notebooks", "good.ipynb"))
     }
     assert set(after) - set(before) == made, "nothing half-written, nothing left over"
@@ -287,6 +290,37 @@ def test_a_notebook_with_a_bad_default_or_parameters_cell_is_refused_before_anyt
         project.notebook("02_x", f'# %% tags=["parameters"]\n{cell}')
         done = project.run()
         assert done.returncode == 2 and message in done.stderr and done.stdout == "", done.stderr
+
+
+def test_an_edit_of_the_notebook_alone_is_said_and_replaced(project):
+    project.good("01")
+    assert "differs" not in project.run().stdout
+    twin = project.top / "notebooks" / "01_good.ipynb"
+    before = twin.read_bytes()
+    assert "differs" not in project.run().stdout
+    for edited in (before.replace(b"print", b"repr"), b"no notebook"):
+        twin.write_bytes(edited)
+        done = project.run()
+        assert done.returncode == 0 and "01_good: the notebook differs from its source 01_good.py" in done.stdout
+        assert twin.read_bytes() == before
+
+
+def test_the_kernel_is_that_of_the_running_python(project, tmp_path, monkeypatch):
+    """A kernel of the same name elsewhere on the user's paths is not taken."""
+    foreign = tmp_path / "share" / "kernels" / "python3"
+    foreign.mkdir(parents=True)
+    (foreign / "kernel.json").write_text(json.dumps({"argv": ["false"], "display_name": "x", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share"))
+    project.good("01")
+    done = project.run()
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_notebooks_of_one_number_are_refused(project):
+    project.good("01")
+    project.notebook("01_again", HEADER)
+    done = project.run()
+    assert done.returncode == 2 and "notebooks must have distinct numbers, got 01_again, 01_good" in done.stderr
 
 
 def test_what_an_earlier_version_of_a_notebook_left_is_removed(project):

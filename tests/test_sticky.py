@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from attention_dynamics.attention import plain_causal_context
-from attention_dynamics.sticky import SEEDS, first_step_below, sticky_problem, sticky_runs
-from attention_dynamics.training import StepSizes
+from attention_dynamics.sticky import SCHEDULES, SEEDS, first_step_below, sticky_problem, sticky_runs
 
 REFERENCE = json.loads((Path(__file__).parent / "data" / "sticky_reference.json").read_text(encoding="utf-8"))["seeds"]
-SCHEDULES = {"sgd": StepSizes(0.01, 0.01, 0.01, 0.01), "em_like": StepSizes(0.01, 0.01, 0.1, 0.01)}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,7 @@ def test_the_authors_values_come_back(reference_runs, schedule, column):
 def test_fused_and_plain_experiments_agree():
     """Float32 rounding, carried through 30 steps: far below the 1e-3 that the experiment is held to."""
     problem = sticky_problem([1, 2], length=300)
-    fused, plain = (sticky_runs(problem, SCHEDULES, 30, **how) for how in ({}, {"context": plain_causal_context}))
+    fused, plain = (sticky_runs(problem, SCHEDULES, 30, **how) for how in ({}, {"attention": plain_causal_context}))
     for name in SCHEDULES:
         assert torch.allclose(fused[name].loss, plain[name].loss, rtol=0, atol=1e-6)
 
@@ -61,6 +59,12 @@ def test_first_step_below():
     ("call", "message"),
     [
         (lambda: sticky_problem([]), "seeds must hold at least one seed"),
+        (lambda: sticky_problem([1, 1]), "seeds must hold at least one seed and none twice"),
+        (lambda: sticky_problem([-1]), "seeds must be an integer of at least 0, got -1"),
+        (lambda: sticky_problem(["1"]), "seeds must be an integer of at least 0"),
+        (lambda: first_step_below(torch.ones(3), 1.0), "loss must have at least 2 dimensions"),
+        (lambda: first_step_below(torch.full((3, 2), float("nan")), 1.0), "loss must be finite"),
+        (lambda: sticky_runs(sticky_problem([1], length=9), {"sgd": 0.1}), "step_sizes must be StepSizes"),
         (lambda: sticky_problem([1], length=1), "length must be an integer of at least 2"),
         (lambda: sticky_problem([1], self_prob=-0.1), "self_prob must lie in"),
         (lambda: sticky_runs(sticky_problem([1], length=9), {}), "schedules must hold at least one"),

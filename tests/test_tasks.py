@@ -103,8 +103,11 @@ def test_transitions_come_with_their_probabilities():
     ("call", "message"),
     [
         (lambda: sticky_transition(1), "n_symbols must be an integer of at least 2, got 1"),
-        (lambda: sticky_transition(8, 1.5), r"self_prob must lie in \[0, 1\], got 1.5"),
+        (lambda: sticky_transition(8, 1.5), r"self_prob must lie in \[0, 1\] and be finite, got 1.5"),
         (lambda: sticky_transition(8, NAN), "self_prob must lie in"),
+        (lambda: sticky_transition(8, "0.3"), "self_prob must lie in"),
+        (lambda: symbol_embeddings(8, 20, -1), "seed must be an integer of at least 0"),
+        (lambda: stationary_distribution(CYCLE.expand(2, 2, 2)), "transition must be a square matrix"),
         (lambda: symbol_embeddings(8, 0), "d_x must be an integer of at least 1"),
         (
             lambda: sticky_sequence(2 * CYCLE, torch.ones(2, 3), 9, torch.Generator()),
@@ -116,7 +119,7 @@ def test_transitions_come_with_their_probabilities():
         ),
         (
             lambda: sticky_sequence(CYCLE[:1], torch.ones(2, 3), 9, torch.Generator()),
-            "transition must have size 1 in dimension -1 .square.",
+            "transition must be a square matrix",
         ),
         (lambda: sticky_sequence(CYCLE, torch.ones(3, 3), 9, torch.Generator()), "embeddings must have size 2"),
         (lambda: sticky_sequence(CYCLE, torch.ones(2, 3) * NAN, 9, torch.Generator()), "embeddings must be finite"),
@@ -125,8 +128,8 @@ def test_transitions_come_with_their_probabilities():
             "length must be an integer of at least 2",
         ),
         (lambda: stationary_distribution(CYCLE * NAN), "transition must be finite"),
-        (lambda: stationary_distribution(CYCLE[:1]), "transition must have size 1 in dimension -1 .square."),
-        (lambda: entropy_rate(CYCLE[:1]), "transition must have size 1 in dimension -1 .square."),
+        (lambda: stationary_distribution(CYCLE[:1]), "transition must be a square matrix"),
+        (lambda: entropy_rate(CYCLE[:1]), "transition must be a square matrix"),
     ],
 )
 def test_bad_input_is_refused(call, message):

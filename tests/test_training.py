@@ -131,9 +131,12 @@ def test_predictive_entropy_of_extreme_logits():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: StepSizes(0.1, -0.1, 0.1, 0.1), "step size of key must be finite and at least 0, got -0.1"),
-        (lambda: StepSizes(0.1, 0.1, math.inf, 0.1), "step size of value must be finite"),
-        (lambda: StepSizes(0.1, 0.1, 0.1, math.nan), "step size of output must be finite"),
+        (lambda: StepSizes(0.1, -0.1, 0.1, 0.1), "step size of key must lie in .0, inf. and be finite, got -0.1"),
+        (lambda: StepSizes(0.1, 0.1, math.inf, 0.1), "step size of value must lie in .0, inf. and be finite"),
+        (lambda: StepSizes(0.1, 0.1, 0.1, math.nan), "step size of output must lie in"),
+        (lambda: StepSizes(0.1, "0.1", 0.1, 0.1), "step size of key must lie in"),
+        (lambda: run(step_sizes=[0.1] * 3), "step_sizes must be StepSizes, got .'float', 'float', 'float'."),
+        (lambda: run(logits=lambda head: logits_of(INPUTS)(head)[:, :5]), r"logits must have shape \(3, 12, 4\), got"),
         (lambda: run(steps=-1), "steps must be an integer of at least 0, got -1"),
         (lambda: run(steps=2.0), "steps must be an integer"),
         (lambda: run(step_sizes=SIZES[:2]), "step_sizes must have one entry for each of 3 runs, got 2"),

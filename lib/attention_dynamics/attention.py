@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_dynamics.checks import require_count, require_floating, require_size
+from attention_dynamics.checks import require_compatible, require_count, require_floating, require_number, require_size
 
 # The fused CPU kernel is fastest when the head width is a multiple of its vector width.
 FUSED_WIDTH = 16
@@ -68,14 +68,14 @@ def initial_head(
     """
     for name, size in (("d_x", d_x), ("d_k", d_k), ("d_v", d_v), ("n_classes", n_classes)):
         require_count(name, size, 1)
-    if not 0 <= scale < math.inf:
-        raise ValueError(f"scale must be finite and at least 0, got {scale}")
+    require_number("scale", scale, 0, math.inf)
     shapes = ((d_x, d_k), (d_x, d_k), (d_x, d_v), (d_v, n_classes))
     return Head(*(scale * torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes))
 
 
 def stack_heads(heads: list[Head]) -> Head:
-    """Stack heads of equal shape along a new leading dimension (runs or parallel heads)."""
+    """Stack heads of equal shape along a new leading dimension (runs or parallel heads). Raises ValueError for no
+    heads or for unequal shapes."""
     if not heads:
         raise ValueError("heads must hold at least one head, got an empty list")
     shapes = {tuple(tuple(tensor.shape) for tensor in head) for head in heads}
@@ -85,7 +85,7 @@ def stack_heads(heads: list[Head]) -> Head:
 
 
 def causal_mask(length: int) -> Tensor:
-    """(T, T) boolean, True where query i may see key j, that is j <= i."""
+    """(T, T) boolean, True where query i may see key j, that is j <= i. Raises ValueError for length < 1."""
     require_count("length", length, 1)
     return torch.ones(length, length, dtype=torch.bool).tril()
 
@@ -99,6 +99,7 @@ def project(head: Head, inputs: Tensor, memory: Tensor | None = None) -> tuple[T
     for name, tensor in (("inputs", inputs), ("memory", memory)):
         require_floating(name, tensor)
         require_size(name, tensor, -1, head.query.shape[-2], "the head's d_x")
+    require_compatible(inputs=inputs, memory=memory, head=head.query)
     return inputs @ head.query, memory @ head.key, memory @ head.value
 
 
@@ -115,7 +116,11 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
     require_size("values", values, -2, keys.shape[-2], "one value for each key")
     if keys.shape[-2] == 0:
         raise ValueError("keys must hold at least one key, got none")
+    if queries.shape[-1] == 0:
+        raise ValueError("queries must have a width of at least 1, got 0")
+    require_compatible(queries=queries, keys=keys, values=values)
     scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    require_floating("scores", scores)  # finite queries and keys can be too large together
     if mask is not None:
         require_mask(mask, scores)
         scores = scores.masked_fill(~mask, -math.inf)
@@ -149,6 +154,7 @@ def fused_causal_context(queries: Tensor, keys: Tensor, values: Tensor) -> Tenso
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} must have 3 dimensions (runs, T, width), got shape {tuple(tensor.shape)}")
+    require_size("keys", keys, -1, queries.shape[-1], "the queries' d_k")
     if not queries.shape[:2] == keys.shape[:2] == values.shape[:2]:
         raise ValueError(
             "fused attention takes queries, keys and values of one length, got "

@@ -10,10 +10,8 @@ from collections.abc import Callable
 import torch
 
 from attention_dynamics.attention import plain_causal_context
-from attention_dynamics.sticky import SEEDS, sticky_problem, sticky_runs
-from attention_dynamics.training import StepSizes
+from attention_dynamics.sticky import SCHEDULES, SEEDS, sticky_problem, sticky_runs
 
-SCHEDULES = {"sgd": StepSizes(0.01, 0.01, 0.01, 0.01), "em_like": StepSizes(0.01, 0.01, 0.1, 0.01)}
 STEPS = 1000
 
 
@@ -29,7 +27,7 @@ def plain_experiment(steps: int = STEPS) -> None:
     for seed in SEEDS:
         problem = sticky_problem([seed])
         for name, sizes in SCHEDULES.items():
-            sticky_runs(problem, {name: sizes}, steps, context=plain_causal_context)
+            sticky_runs(problem, {name: sizes}, steps, attention=plain_causal_context)
 
 
 def fast_experiment(steps: int = STEPS) -> None:

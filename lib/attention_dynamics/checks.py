@@ -1,5 +1,8 @@
 """Refusals of bad input: each names the argument, what it got and what would be right."""
 
+import math
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -48,3 +51,36 @@ def require_count(name: str, value: int, minimum: int) -> None:
     """Raise ValueError unless `value` is an integer of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+
+
+def require_number(name: str, value: float, low: float, high: float) -> None:
+    """Raise ValueError unless `value` is a finite number in [low, high]."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low <= value <= high
+        or value in (-math.inf, math.inf)
+    ):
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}] and be finite, got {value!r}")
+
+
+def require_seeds(seeds: Iterable[int]) -> list[int]:
+    """The seeds as a list. Raise ValueError unless they are at least one, distinct integers of at least 0."""
+    seeds = list(seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must hold at least one seed and none twice, got {seeds}")
+    for seed in seeds:
+        require_count("seeds", seed, 0)
+    return seeds
+
+
+def require_compatible(**tensors: Tensor) -> None:
+    """Raise ValueError unless the tensors have one dtype and leading dimensions (all but the last two) that broadcast."""
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    if len(set(dtypes.values())) > 1:
+        raise ValueError(f"{' and '.join(tensors)} must have one dtype, got {', '.join(map(str, dtypes.values()))}")
+    shapes = [tuple(tensor.shape[:-2]) for tensor in tensors.values()]
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(f"{' and '.join(tensors)} must have leading dimensions that broadcast, got {shapes}") from None

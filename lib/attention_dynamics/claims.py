@@ -83,8 +83,12 @@ def claim(
     numbers = [ours, *([] if paper is None else [paper]), *([] if interval is None else [interval.low, interval.high])]
     if not all(math.isfinite(number) for number in numbers):
         raise ValueError(f"claim {id} must have finite values, got {numbers}")
-    if not tolerance > 0:
-        raise ValueError(f"tolerance of claim {id} must be positive, got {tolerance}")
+    if not 0 < tolerance < math.inf:
+        raise ValueError(f"tolerance of claim {id} must be positive and finite, got {tolerance}")
+    if not control.strip():
+        raise ValueError(f"control of claim {id} must say what could have refuted it, got {control!r}")
+    if interval is not None and not interval.low <= interval.high:
+        raise ValueError(f"interval of claim {id} must have low <= high, got {interval.low} to {interval.high}")
     if judgement.verdict not in reasons:
         raise ValueError(
             f"reasons of claim {id} must hold one for the verdict {judgement.verdict!r}, got {sorted(reasons)}"
@@ -107,39 +111,79 @@ def claim(
     )
 
 
-def mean_interval(samples: Sequence[float]) -> Interval:
-    """Student's t interval of the mean over seeds. Raises ValueError for fewer than two finite samples."""
+def half_width(samples: np.ndarray) -> np.ndarray:
+    """(...) half the width of Student's t interval of the mean of samples (..., R) over R seeds, 95 %."""
+    n = samples.shape[-1]
+    return stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * samples.std(-1, ddof=1) / np.sqrt(n)
+
+
+def mean_interval(samples: Sequence[float], over: str = "seeds") -> Interval:
+    """Student's t interval of the mean. Raises ValueError for fewer than two finite samples.
+
+    over: what the samples are independent draws of, for the method's text.
+    """
     samples = _samples(samples)
-    low, high = stats.ttest_1samp(samples, 0).confidence_interval(CONFIDENCE)
-    return Interval(float(low), float(high), f"Student's t over {len(samples)} seeds")
+    mean, half = samples.mean(), half_width(samples)
+    return Interval(float(mean - half), float(mean + half), f"Student's t over {len(samples)} {over}")
 
 
 def paired_interval(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Student's t interval of the mean of first - second, paired by seed."""
+    """Student's t interval of the mean of first - second, paired by seed. Raises ValueError for unequal lengths and
+    for fewer than two finite differences."""
     if len(first) != len(second):
         raise ValueError(f"paired samples must have equal length, got {len(first)} and {len(second)}")
     interval = mean_interval(np.subtract(first, second))
     return Interval(interval.low, interval.high, f"paired Student's t over {len(first)} seeds")
 
 
+def prediction_interval(samples: Sequence[float]) -> Interval:
+    """Where the mean of as many *new* seeds should lie, 95 %: wider than the interval of the mean by sqrt(2), since both
+    means vary. Raises ValueError for fewer than two finite samples."""
+    samples = _samples(samples)
+    mean, half = samples.mean(), math.sqrt(2) * half_width(samples)
+    return Interval(float(mean - half), float(mean + half), f"prediction by Student's t for {len(samples)} new seeds")
+
+
 def bootstrap_interval(n_seeds: int, statistic: Callable[[np.ndarray], float]) -> Interval:
     """Percentile bootstrap over seeds: `statistic` takes an array of seed positions, drawn with replacement.
 
     For statistics that are no mean. With few seeds such an interval is too narrow; the method's text says how many.
+    Raises ValueError for fewer than two seeds or a statistic that is not finite.
     """
+    low, high = _bootstrap(n_seeds, 1, statistic)
+    return Interval(low, high, f"percentile bootstrap, {RESAMPLES} resamples of {n_seeds} seeds")
+
+
+def bootstrap_prediction(n_seeds: int, statistic: Callable[[np.ndarray], float]) -> Interval:
+    """Where the statistic of as many *new* seeds should lie, 95 %: its value here, plus the percentiles of the difference
+    between two independent resamples. Raises as `bootstrap_interval`."""
+    low, high = _bootstrap(n_seeds, 2, lambda first, second: statistic(first) - statistic(second))
+    here = statistic(np.arange(n_seeds))
+    return Interval(
+        here + low, here + high, f"prediction by bootstrap, {RESAMPLES} pairs of resamples of {n_seeds} seeds"
+    )
+
+
+def _bootstrap(n_seeds: int, resamples: int, statistic: Callable[..., float]) -> tuple[float, float]:
     if n_seeds < 2:
         raise ValueError(f"n_seeds must be at least 2, got {n_seeds}")
+
+    def finite(*indices: np.ndarray) -> float:
+        value = statistic(*(index.astype(int) for index in indices))
+        if not math.isfinite(value):
+            raise ValueError(f"statistic must be finite, got {value} for some resample")
+        return value
+
     result = stats.bootstrap(
-        (np.arange(n_seeds),),
-        lambda index: statistic(index.astype(int)),
+        (np.arange(n_seeds),) * resamples,
+        finite,
         vectorized=False,
         confidence_level=CONFIDENCE,
         n_resamples=RESAMPLES,
         method="percentile",
         rng=np.random.default_rng(0),
     )
-    low, high = result.confidence_interval
-    return Interval(float(low), float(high), f"percentile bootstrap, {RESAMPLES} resamples of {n_seeds} seeds")
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def judge_identity(errors: dict[str, float], tolerance: float, kind: str = "relative error") -> Judgement:
@@ -147,41 +191,52 @@ def judge_identity(errors: dict[str, float], tolerance: float, kind: str = "rela
     verdict = REPRODUCED if errors and all(error <= tolerance for error in errors.values()) else NOT_REPRODUCED
     return Judgement(
         verdict,
-        f"reproduced if the largest {kind} of each of {len(errors)} checks ({', '.join(errors)}) is at most {tolerance:g}, else not reproduced",
+        f"reproduced if the largest {kind} of each of {len(errors)} checks ({'; '.join(errors)}) is at most {tolerance:g}, else not reproduced",
     )
 
 
-def judge_number(ours: float, paper: float, digits: int, interval: Interval) -> Judgement:
+def judge_number(ours: float, paper: float, digits: int, prediction: Interval) -> Judgement:
     """For a printed number of a deterministic protocol: it should come back to the last printed digit, since the
-    seeds are the same; where it does not, the spread over seeds tells whether another draw could have given it."""
+    seeds are the same; where it does not, `prediction` tells whether as many other draws could have given it.
+    Raises ValueError for a number that is not finite."""
+    if not (math.isfinite(ours) and math.isfinite(paper)):
+        raise ValueError(f"ours and paper must be finite, got {ours} and {paper}")
     half_digit = 0.5 * 10.0**-digits
     if abs(ours - paper) <= half_digit * (1 + 1e-9):
         verdict = REPRODUCED
     else:
-        verdict = QUALIFIED if interval.low <= paper <= interval.high else NOT_REPRODUCED
-    return Judgement(
-        verdict,
-        f"reproduced if within {half_digit:g} of the paper's number (its last digit; the seeds are the same); qualified if the paper's number lies in the 95 % interval over seeds; else not reproduced",
+        verdict = QUALIFIED if prediction.low <= paper <= prediction.high else NOT_REPRODUCED
+    rule = (
+        f"reproduced if within {half_digit:g} of the paper's number (its last digit; the seeds are the same); qualified if "
+        f"the paper's number lies in {prediction.low:.4g} to {prediction.high:.4g}, the 95 % {prediction.method}; else not reproduced"
     )
+    return Judgement(verdict, rule)
 
 
 def judge_effect(interval: Interval, controls: dict[str, bool]) -> Judgement:
-    """For a claimed positive difference: `controls` says of each control whether the claim survived it."""
+    """For a claimed positive difference: `controls` says of each control whether the claim survived it.
+    Raises ValueError for no control."""
+    if not controls:
+        raise ValueError("controls must name at least one control, got none")
     if not interval.low > 0:
         verdict = NOT_REPRODUCED
     else:
         verdict = REPRODUCED if all(controls.values()) else QUALIFIED
     return Judgement(
         verdict,
-        f"reproduced if the 95 % interval of the difference lies above 0 and the claim survives its controls ({', '.join(controls)}); qualified if only the first; else not reproduced",
+        f"reproduced if the 95 % interval of the difference lies above 0 and the claim survives its controls ({'; '.join(controls)}); qualified if only the first; else not reproduced",
     )
 
 
 def judge_conditions(core: dict[str, bool], rest: dict[str, bool]) -> Judgement:
-    """For a claim that can be taken more or less strictly: `core` is its least reading, `rest` what its words also say."""
+    """For a claim that can be taken more or less strictly: `core` is its least reading, `rest` what its words also say.
+    Raises ValueError for an empty core."""
+    if not core:
+        raise ValueError("core must name at least one condition, got none")
     verdict = NOT_REPRODUCED if not all(core.values()) else REPRODUCED if all(rest.values()) else QUALIFIED
     return Judgement(
-        verdict, f"reproduced if {', '.join((*core, *rest))}; qualified if only {', '.join(core)}; else not reproduced"
+        verdict,
+        f"reproduced if {' and '.join((*core, *rest))}; qualified if only {' and '.join(core)}; else not reproduced",
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_dynamics.attention import Head, Trace, attend, initial_head, project, stack_heads
-from attention_dynamics.checks import require_labels, require_stochastic
+from attention_dynamics.checks import require_count, require_labels, require_seeds, require_stochastic
 from attention_dynamics.laws import cross_entropy
 from attention_dynamics.training import Run, StepSizes, descend
 
@@ -30,11 +30,9 @@ def competition(seeds: Iterable[int]) -> Competition:
     All tokens are standard normal, so nothing in them tells a class: the head must learn which query wants what. The
     head's routing and value matrices start at 0.1 * N(0, 1), attention nearly uniform. Its output matrix has orthonormal
     columns, one direction for each class, and is meant to stay fixed, so that content is in the values alone.
-    Raises ValueError for an empty list of seeds.
+    Raises ValueError for seeds that are none, repeated or negative.
     """
-    seeds = list(seeds)
-    if not seeds:
-        raise ValueError("seeds must hold at least one seed, got an empty list")
+    seeds = require_seeds(seeds)
     inputs, memory, heads = [], [], []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -47,7 +45,8 @@ def competition(seeds: Iterable[int]) -> Competition:
 
 
 def arms(step_size: float = 1.0) -> dict[str, StepSizes]:
-    """Both sides free, and the loop cut on either side; the output matrix is fixed in all."""
+    """Both sides free, and the loop cut on either side; the output matrix is fixed in all. Raises ValueError for a
+    step size that is negative or not finite."""
     return {
         "free": StepSizes(step_size, step_size, step_size, 0.0),
         "frozen_routing": StepSizes(0.0, 0.0, step_size, 0.0),
@@ -56,7 +55,7 @@ def arms(step_size: float = 1.0) -> dict[str, StepSizes]:
 
 
 def run_arm(task: Competition, sizes: StepSizes, steps: int, snapshots: Iterable[int] = ()) -> Run:
-    """Train every seed of `task` with these step sizes."""
+    """Train every seed of `task` with these step sizes; see `descend` for the record and for what is refused."""
     return descend(
         task.head,
         lambda head: forward(task, head).context @ head.output,
@@ -68,7 +67,7 @@ def run_arm(task: Competition, sizes: StepSizes, steps: int, snapshots: Iterable
 
 
 def forward(task: Competition, head: Head) -> Trace:
-    """The record of the forward pass, queries against memory."""
+    """The record of the forward pass, queries (R, Tq, d_k) against memory: weights (R, Tq, Tk), context (R, Tq, d_v)."""
     return attend(*project(head, task.inputs, task.memory))
 
 
@@ -79,6 +78,7 @@ def specialisation(weights: Tensor, targets: Tensor, n_classes: int) -> Tensor:
     sum_c p(c) KL(p(. | c) || p(.)). Zero if all classes attend alike, log n_classes if no two share a position.
     weights (..., Tq, Tk), targets (..., Tq). Raises ValueError for weights that are no probabilities or bad labels.
     """
+    require_count("n_classes", n_classes, 2)
     require_stochastic("weights", weights)
     require_labels("targets", targets, n_classes)
     if targets.shape != weights.shape[:-1]:

@@ -9,12 +9,12 @@ import pandas as pd
 from IPython.display import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from attention_dynamics import paths
+from attention_dynamics.claims import half_width
 from attention_dynamics.paths import write_whole
 
-# Okabe and Ito's colour-blind safe colours, one meaning each throughout.
+# Okabe and Ito's colour-blind safe colours, named by the arms of the experiments; figures without arms borrow them.
 COLOURS = {
     "sgd": "#0072B2",
     "em_like": "#D55E00",
@@ -63,9 +63,9 @@ def mean_band(samples: np.ndarray) -> pd.DataFrame:
     samples = np.asarray(samples, dtype=float)
     if samples.ndim != 2 or samples.shape[1] < 2:
         raise ValueError(f"samples must have shape (S, R) with at least 2 seeds R, got {samples.shape}")
-    seeds = samples.shape[1]
-    half = stats.t.ppf(0.975, seeds - 1) * samples.std(1, ddof=1) / np.sqrt(seeds)
-    mean = samples.mean(1)
+    if not np.isfinite(samples).all():
+        raise ValueError("samples must be finite, got NaN or infinity")
+    mean, half = samples.mean(1), half_width(samples)
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
@@ -74,7 +74,9 @@ def annotated_heatmap(axes: Axes, matrix, title: str, signed: bool, fmt: str = "
 
     signed: centre the colours at zero. limit: largest absolute value of the colour scale, default the matrix's own.
     """
-    matrix = pd.DataFrame(matrix).to_numpy(dtype=float)
+    matrix = np.asarray(matrix, dtype=float)
+    if matrix.ndim != 2 or not np.isfinite(matrix).any():
+        raise ValueError(f"matrix must have 2 dimensions and at least one finite number, got shape {matrix.shape}")
     limit = float(abs(matrix[matrix == matrix]).max()) if limit is None else limit
     limit = limit or 1.0
     image = axes.imshow(matrix, cmap=SIGNED if signed else SEQUENTIAL, vmin=-limit if signed else 0, vmax=limit)

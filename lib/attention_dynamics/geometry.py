@@ -9,19 +9,22 @@ from attention_dynamics.checks import require_count, require_floating, require_s
 
 
 def attention_entropy(weights: Tensor) -> Tensor:
-    """(..., Tq) entropy of each row of alpha (..., Tq, Tk), in nats: 0 for one position, log Tk for uniform."""
+    """(..., Tq) entropy of each row of alpha (..., Tq, Tk), in nats: -sum_j alpha_ij log alpha_ij, 0 for one position
+    and log Tk for uniform attention. Raises ValueError for rows that are no probabilities."""
     require_stochastic("weights", weights)
     return torch.special.entr(weights).sum(-1)
 
 
 def path_length(path: Tensor) -> Tensor:
-    """(...) Euclidean length of each path; path (S, ..., d) holds S points along it."""
+    """(...) Euclidean length of each path; path (S, ..., d) holds S points along it. Raises ValueError for
+    fewer than two points."""
     _require_path(path)
     return path.diff(dim=0).norm(dim=-1).sum(0)
 
 
 def straightness(path: Tensor) -> Tensor:
-    """(...) net displacement over path length, in [0, 1]: 1 for a straight line. NaN for a path that never moves."""
+    """(...) net displacement over path length, in [0, 1]: 1 for a straight line. NaN for a path that never moves.
+    Raises ValueError for fewer than two points."""
     _require_path(path)
     return (path[-1] - path[0]).norm(dim=-1) / path_length(path)
 

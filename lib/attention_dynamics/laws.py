@@ -2,6 +2,8 @@
 
 Every function works on any leading dimensions. `upstream` is u_i = dL/dg_i, (..., Tq, d_v);
 `weights` is alpha_ij, (..., Tq, Tk). Gradients carry the unit of the loss, nats, per unit of their variable.
+Every function raises ValueError for shapes or dtypes that do not fit, for values that are not finite, and for weights
+whose rows are no probabilities.
 """
 
 import math
@@ -10,7 +12,13 @@ import torch
 from torch import Tensor
 
 from attention_dynamics.attention import Head, Trace
-from attention_dynamics.checks import require_floating, require_labels, require_size, require_stochastic
+from attention_dynamics.checks import (
+    require_compatible,
+    require_floating,
+    require_labels,
+    require_size,
+    require_stochastic,
+)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,6 +53,7 @@ def compatibility(upstream: Tensor, values: Tensor) -> Tensor:
     require_floating("upstream", upstream)
     require_floating("values", values)
     require_size("values", values, -1, upstream.shape[-1], "the upstream gradient's d_v")
+    require_compatible(upstream=upstream, values=values)
     return upstream @ values.mT
 
 
@@ -54,6 +63,7 @@ def mean_compatibility(weights: Tensor, compatibility: Tensor) -> Tensor:
     require_floating("compatibility", compatibility)
     require_size("compatibility", compatibility, -1, weights.shape[-1], "one column for each key")
     require_size("compatibility", compatibility, -2, weights.shape[-2], "one row for each query")
+    require_compatible(weights=weights, compatibility=compatibility)
     return (weights * compatibility).sum(-1, keepdim=True)
 
 
@@ -72,6 +82,7 @@ def value_gradient(weights: Tensor, upstream: Tensor) -> Tensor:
     require_stochastic("weights", weights)
     require_floating("upstream", upstream)
     require_size("upstream", upstream, -2, weights.shape[-2], "one row for each query")
+    require_compatible(weights=weights, upstream=upstream)
     return weights.mT @ upstream
 
 
@@ -80,6 +91,7 @@ def query_gradient(score_gradient: Tensor, keys: Tensor) -> Tensor:
     require_floating("score_gradient", score_gradient)
     require_floating("keys", keys)
     require_size("keys", keys, -2, score_gradient.shape[-1], "one key for each column of the score gradient")
+    require_compatible(score_gradient=score_gradient, keys=keys)
     return score_gradient @ keys / math.sqrt(keys.shape[-1])
 
 
@@ -112,20 +124,32 @@ def head_gradients(
     require_floating("memory", memory)
     require_floating("logit_gradient", logit_gradient)
     require_size("logit_gradient", logit_gradient, -1, head.output.shape[-1], "the number of classes")
+    for name, tensor in (("inputs", inputs), ("memory", memory)):
+        require_size(name, tensor, -1, head.query.shape[-2], "the head's d_x")
+    require_compatible(inputs=inputs, memory=memory, logit_gradient=logit_gradient, weights=trace.weights)
     require_size("inputs", inputs, -2, trace.queries.shape[-2], "the trace's number of queries")
     require_size("memory", memory, -2, trace.keys.shape[-2], "the trace's number of keys")
     upstream = logit_gradient @ head.output.mT
-    scores = score_gradient(trace.weights, upstream, trace.values)
+    by_scores = score_gradient(trace.weights, upstream, trace.values)
     return Head(
-        query=(inputs.mT @ query_gradient(scores, trace.keys)).sum_to_size(head.query.shape),
-        key=(memory.mT @ key_gradient(scores, trace.queries)).sum_to_size(head.key.shape),
+        query=(inputs.mT @ query_gradient(by_scores, trace.keys)).sum_to_size(head.query.shape),
+        key=(memory.mT @ key_gradient(by_scores, trace.queries)).sum_to_size(head.key.shape),
         value=(memory.mT @ value_gradient(trace.weights, upstream)).sum_to_size(head.value.shape),
         output=(trace.context.mT @ logit_gradient).sum_to_size(head.output.shape),
     )
 
 
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """Largest deviation of `found` over the largest entry of `exact`. Raises ValueError for unequal shapes."""
+    if found.shape != exact.shape:
+        raise ValueError(f"found must have the shape of exact {tuple(exact.shape)}, got {tuple(found.shape)}")
+    return float((found - exact).abs().max() / exact.abs().max())
+
+
 def _require_targets(logits: Tensor, targets: Tensor) -> None:
     require_floating("logits", logits)
+    if logits.shape[-2] == 0:
+        raise ValueError("logits must hold at least one position, got none")
     require_labels("targets", targets, logits.shape[-1])
     if targets.shape != logits.shape[:-1]:
         raise ValueError(

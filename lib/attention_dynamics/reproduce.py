@@ -87,6 +87,9 @@ class Destination:
 def select(names: list[str]) -> list[str]:
     """The notebooks that `names` mean: a name or its number; all if empty. Raises ValueError for an unknown one."""
     known = sorted(path.stem for path in paths.notebooks().glob("[0-9][0-9]_*.py"))
+    numbers = [name.split("_")[0] for name in known]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"notebooks must have distinct numbers, got {', '.join(known)}")
     chosen = set()
     for name in names:
         stem = Path(name).stem
@@ -122,6 +125,19 @@ def plan(names: list[str], overrides: dict[str, Any], smoke: bool, destination: 
         Job(name, source, {key: value for key, value in settled.items() if key in defaults[name]})
         for name, source in sources.items()
     ]
+
+
+def note_difference(job: Job, destination: Destination) -> None:
+    """Say so if the committed notebook is not the twin of its source: an edit of the notebook alone is replaced."""
+    twin = destination.notebooks / f"{job.name}.ipynb"
+    if not (destination.committed and twin.exists()):
+        return
+    try:
+        same = pairing.same_content(nbformat.read(twin, as_version=4), job.source)
+    except Exception:  # whatever is there, it is no notebook
+        same = False
+    if not same:
+        print(f"{job.name}: the notebook differs from its source {job.name}.py; the source runs", flush=True)
 
 
 def run(job: Job, destination: Destination, accept: bool, on_cell: Callable[[int], None]) -> None:
@@ -176,8 +192,11 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
                 raise failed(index, f"{output.ename} ended the notebook early")
             if output.output_type == "stream" and output.name == "stderr":
                 raise failed(index, f"wrote to standard error: {output.text.strip().splitlines()[-1]}")
-            if re.search(r"\bat 0x[0-9a-f]+", str(output)):
+            shown = str(output)
+            if re.search(r"\bat 0x[0-9a-f]+", shown):
                 raise failed(index, "shows a memory address, which the next run would change")
+            if any(str(private) in shown for private in (folder, paths.root(), Path.home())):
+                raise failed(index, "shows a path of this machine")
         if cell.execution_count is None:
             raise failed(index, "was not executed")
     return notebook
@@ -281,8 +300,11 @@ def refresh_readme(readme: Path, table: str) -> None:
 
 def kernel_environment(folder: str) -> dict[str, str]:
     """Variables that make kernels alike everywhere: no user profile, one hash seed, one number of threads, which do
-    not spin while they wait (that would cost a busy machine several times the work itself)."""
+    not spin while they wait (that would cost a busy machine several times the work itself), and the kernel of this
+    Python, not one that the user installed under the same name."""
     return {
+        "JUPYTER_PATH": "",
+        "JUPYTER_PREFER_ENV_PATH": "1",
         "IPYTHONDIR": folder,
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": str(THREADS),
@@ -325,6 +347,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
+    for job in jobs:
+        note_difference(job, destination)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as profile:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from attention_dynamics.attention import Head, fused_causal_context, initial_head, stack_heads
+from attention_dynamics.checks import require_floating, require_seeds
 from attention_dynamics.tasks import sticky_sequence, sticky_transition, symbol_embeddings
 from attention_dynamics.training import Run, StepSizes, descend
 
 D_K, D_V, N_SYMBOLS = 10, 15, 8
 SEEDS = (42, 2024, 1337, 7777, 9999)
+SCHEDULES = {"sgd": StepSizes(0.01, 0.01, 0.01, 0.01), "em_like": StepSizes(0.01, 0.01, 0.1, 0.01)}
 
 
 class Problem(NamedTuple):
@@ -29,12 +31,10 @@ def sticky_problem(seeds: Iterable[int] = SEEDS, length: int = 2000, self_prob: 
     """Data and initial heads of the reference protocol.
 
     The embeddings come from seed 0 for all runs. Seed s draws the sequence; seed s again draws the weights.
-    Raises ValueError for an empty list of seeds, length < 2 or a `self_prob` outside [0, 1].
+    Raises ValueError for seeds that are none, repeated or negative, length < 2 or a `self_prob` outside [0, 1].
     """
     transition, embeddings = sticky_transition(N_SYMBOLS, self_prob), symbol_embeddings(N_SYMBOLS)
-    seeds = list(seeds)
-    if not seeds:
-        raise ValueError("seeds must hold at least one seed, got an empty list")
+    seeds = require_seeds(seeds)
     sequences, heads = [], []
     for seed in seeds:
         sequences.append(sticky_sequence(transition, embeddings, length, torch.Generator().manual_seed(seed)))
@@ -49,11 +49,11 @@ def sticky_runs(
     schedules: dict[str, StepSizes],
     steps: int = 1000,
     snapshots: Iterable[int] = (),
-    context: Callable[[Tensor, Tensor, Tensor], Tensor] = fused_causal_context,
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor] = fused_causal_context,
 ) -> dict[str, Run]:
     """Train every seed of `problem` under every schedule, all in one stack of tensors.
 
-    context: causal attention from queries, keys, values. Returns one Run with R columns for each schedule.
+    attention: the causal context from queries, keys, values. Returns one Run with R columns for each schedule.
     Raises ValueError for no schedule or for what `descend` refuses.
     """
     if not schedules:
@@ -65,7 +65,7 @@ def sticky_runs(
     head = Head(*(tensor.repeat(arms, 1, 1) for tensor in problem.head))
 
     def logits(head: Head) -> Tensor:
-        return context(inputs @ head.query, inputs @ head.key, inputs @ head.value) @ head.output
+        return attention(inputs @ head.query, inputs @ head.key, inputs @ head.value) @ head.output
 
     step_sizes = [sizes for sizes in schedules.values() for _ in range(runs)]
     run = descend(head, logits, targets, step_sizes, steps, snapshots)
@@ -73,6 +73,8 @@ def sticky_runs(
 
 
 def first_step_below(loss: Tensor, level: Tensor | float) -> Tensor:
-    """(R,) first row of `loss` (S+1, R) that is below `level`; S, the whole budget, for a run that never is."""
+    """(R,) first row of `loss` (S+1, R) that is below `level`; S, the whole budget, for a run that never is.
+    Raises ValueError for a loss without runs or that is not finite."""
+    require_floating("loss", loss)
     below = loss < level
     return torch.where(below.any(0), below.int().argmax(0), len(loss) - 1)

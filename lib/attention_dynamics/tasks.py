@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_dynamics.checks import require_count, require_floating, require_size, require_stochastic
+from attention_dynamics.checks import require_count, require_floating, require_number, require_size, require_stochastic
 
 
 class Sequence(NamedTuple):
@@ -23,8 +23,7 @@ def sticky_transition(n_symbols: int = 8, self_prob: float = 0.3) -> Tensor:
     is 0.3498. Raises ValueError unless n_symbols >= 2 and 0 <= self_prob <= 1.
     """
     require_count("n_symbols", n_symbols, 2)
-    if not 0 <= self_prob <= 1:
-        raise ValueError(f"self_prob must lie in [0, 1], got {self_prob}")
+    require_number("self_prob", self_prob, 0, 1)
     index = torch.arange(n_symbols)
     gap = (index[:, None] - index).abs()
     distance = torch.minimum(gap, n_symbols - gap)
@@ -35,9 +34,11 @@ def sticky_transition(n_symbols: int = 8, self_prob: float = 0.3) -> Tensor:
 
 
 def symbol_embeddings(n_symbols: int = 8, d_x: int = 20, seed: int = 0) -> Tensor:
-    """(n, d_x) standard normal embeddings mu, one row for each symbol."""
+    """(n, d_x) standard normal embeddings mu, one row for each symbol. Raises ValueError for a size below 1
+    (symbols: 2) or a negative seed."""
     require_count("n_symbols", n_symbols, 2)
     require_count("d_x", d_x, 1)
+    require_count("seed", seed, 0)
     return torch.randn(n_symbols, d_x, generator=torch.Generator().manual_seed(seed))
 
 
@@ -47,8 +48,7 @@ def sticky_sequence(transition: Tensor, embeddings: Tensor, length: int, generat
     Draws in the order of the reference protocol: start symbol, symbols one by one, noise.
     Raises ValueError for a matrix that is not stochastic, embeddings that do not match it, or length < 2.
     """
-    require_stochastic("transition", transition)
-    require_size("transition", transition, -1, transition.shape[-2], "square")
+    _require_transition(transition)
     require_floating("embeddings", embeddings)
     require_size("embeddings", embeddings, -2, transition.shape[-1], "one row for each symbol")
     require_count("length", length, 2)
@@ -63,8 +63,7 @@ def sticky_sequence(transition: Tensor, embeddings: Tensor, length: int, generat
 def stationary_distribution(transition: Tensor) -> Tensor:
     """(n,) probability vector pi with pi P = pi; of several, the one of least norm. Raises ValueError for a matrix
     that is not stochastic."""
-    require_stochastic("transition", transition)
-    require_size("transition", transition, -1, transition.shape[-2], "square")
+    _require_transition(transition)
     n = len(transition)
     # The system (P^T - I) pi = 0 with sum(pi) = 1, solved by least squares.
     system = torch.cat(
@@ -80,3 +79,9 @@ def entropy_rate(transition: Tensor) -> float:
     y_{t-1} without noise, which no model of the chain can beat on average on fresh data."""
     rows = torch.special.entr(transition).sum(-1)
     return float(stationary_distribution(transition) @ rows)
+
+
+def _require_transition(transition: Tensor) -> None:
+    require_stochastic("transition", transition)
+    if transition.dim() != 2 or transition.shape[0] != transition.shape[1]:
+        raise ValueError(f"transition must be a square matrix, got shape {tuple(transition.shape)}")

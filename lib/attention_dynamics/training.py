@@ -1,5 +1,6 @@
 """Full-batch gradient descent on a stack of heads, with a step size for each of the four matrices."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from attention_dynamics import THREADS
 from attention_dynamics.attention import Head
-from attention_dynamics.checks import require_count, require_labels
+from attention_dynamics.checks import require_count, require_floating, require_labels, require_number
 from attention_dynamics.laws import negative_log_likelihood
 
 
@@ -27,8 +28,7 @@ class StepSizes:
 
     def __post_init__(self):
         for name in Head._fields:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"step size of {name} must be finite and at least 0, got {getattr(self, name)}")
+            require_number(f"step size of {name}", getattr(self, name), 0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def descend(
     """
     require_count("steps", steps, 0)
     runs = len(head.query)
+    if not all(isinstance(sizes, StepSizes) for sizes in step_sizes):
+        raise ValueError(f"step_sizes must be StepSizes, got {[type(sizes).__name__ for sizes in step_sizes]}")
     if len(step_sizes) != runs:
         raise ValueError(f"step_sizes must have one entry for each of {runs} runs, got {len(step_sizes)}")
     require_labels("targets", targets, head.output.shape[-1])
@@ -91,7 +93,12 @@ def descend(
         for step in range(steps + 1):
             if step in snapshots:
                 kept[step] = Head(*(tensor.detach().clone() for tensor in head))
-            log_probabilities = torch.log_softmax(logits(head), -1)
+            now = logits(head)
+            if step == 0 and now.shape != (*targets.shape, head.output.shape[-1]):
+                raise ValueError(
+                    f"logits must have shape {(*targets.shape, head.output.shape[-1])}, got {tuple(now.shape)}"
+                )
+            log_probabilities = torch.log_softmax(now, -1)
             loss = negative_log_likelihood(log_probabilities, targets)
             record["loss"][step] = loss.detach()
             record["entropy"][step] = predictive_entropy(log_probabilities.detach())

@@ -98,7 +98,7 @@ def loop(
 
     highest: the largest value that a measure can take, drawn as a line.
     """
-    figure, panels = plt.subplots(1, len(curves), figsize=(8.6, 3.5))
+    figure, (panels,) = plt.subplots(1, len(curves), figsize=(8.6, 3.5), squeeze=False)
     tables = []
     for axes, (measure, arms) in zip(panels, curves.items(), strict=True):
         for name, samples in arms.items():

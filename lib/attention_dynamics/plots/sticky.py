@@ -64,8 +64,9 @@ def learning_curves(
     handles, labels = panels[0].get_legend_handles_labels()
     handles.append(plt.matplotlib.patches.Patch(color=COLOURS["neutral"], alpha=0.25))
     labels.append(BAND)
-    handles.append(plt.Line2D([], [], marker="o", mfc="white", color=COLOURS["neutral"], linestyle="none"))
-    labels.append("paper's final number")
+    if paper:
+        handles.append(plt.Line2D([], [], marker="o", mfc="white", color=COLOURS["neutral"], linestyle="none"))
+        labels.append("paper's final number")
     figure.legend(handles, labels, loc="outside upper center", ncols=5)
     return figure, pd.concat(tables)[["metric", "schedule", "step", "mean", "low", "high"]]
 
@@ -125,7 +126,8 @@ def value_trajectories(values: dict[str, Tensor], steps: list[int]) -> tuple[Fig
             axes.plot(*paths[0, symbol], "o", mfc="white", color=colour, ms=4)
             axes.plot(*paths[-1, symbol], "o", color=colour, ms=4)
             # The number stands ahead of the path, where nothing else is.
-            ahead = (paths[-1, symbol] - paths[0, symbol]) / np.linalg.norm(paths[-1, symbol] - paths[0, symbol])
+            moved = paths[-1, symbol] - paths[0, symbol]
+            ahead = moved / (np.linalg.norm(moved) or 1)
             axes.annotate(
                 str(symbol),
                 paths[-1, symbol],

@@ -1,0 +1,34 @@
+"""The benchmark at small size: both ways do the same work, and the fused way is the faster."""
+
+import torch
+
+from attention_dynamics import bench
+from attention_dynamics.attention import plain_causal_context
+from attention_dynamics.sticky import SCHEDULES, sticky_problem, sticky_runs
+
+
+def test_both_ways_train_the_same_runs():
+    """The stack of all runs against one run at a time by the plain path: float32 rounding over five steps."""
+    together = sticky_runs(sticky_problem([1, 2], length=200), SCHEDULES, 5)
+    for column, seed in enumerate((1, 2)):
+        for name, sizes in SCHEDULES.items():
+            alone = sticky_runs(sticky_problem([seed], length=200), {name: sizes}, 5, attention=plain_causal_context)
+            assert torch.allclose(together[name].loss[:, column], alone[name].loss[:, 0], rtol=0, atol=1e-6)
+
+
+def test_the_fused_experiment_takes_less_than_half_the_time():
+    """Five times less is the aim, measured by the benchmark on a quiet machine; half leaves room for a busy one."""
+    bench.fast_experiment(steps=2), bench.plain_experiment(steps=2)
+    fast = min(bench.seconds(lambda: bench.fast_experiment(steps=5)) for _ in range(3))
+    plain = min(bench.seconds(lambda: bench.plain_experiment(steps=5)) for _ in range(2))
+    assert fast < plain / 2
+
+
+def test_it_prints_both_times_and_the_ratio(monkeypatch, capsys):
+    times = iter([2.0, 11.0])
+    monkeypatch.setattr(bench, "seconds", lambda work: next(times))
+    for name in ("fast_experiment", "plain_experiment"):
+        monkeypatch.setattr(bench, name, lambda steps=0: None)
+    bench.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-2:] for line in lines[1:]] == [["2.0", "s"], ["11.0", "s"], ["5.5", "x"]]

@@ -1,0 +1,109 @@
+"""The figures: what they return is what they draw, at small size, and no text is lost or drawn over the frame."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from attention_dynamics import feedback, figures
+from attention_dynamics.attention import attend, causal_mask
+from attention_dynamics.laws import advantage, compatibility, score_gradient
+from attention_dynamics.plots import content
+from attention_dynamics.plots import feedback as loop_plots
+from attention_dynamics.plots import routing
+from attention_dynamics.plots import sticky as sticky_plots
+from attention_dynamics.sticky import SCHEDULES, sticky_problem, sticky_runs
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def style():
+    figures.use_style()
+    yield
+    plt.close("all")
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
+
+
+def drawn(figure):
+    """Draw it, as saving does: text that does not parse and layouts that fail raise here."""
+    figure.canvas.draw()
+    return figure
+
+
+def test_routing_shows_the_allowed_pairs_and_only_them():
+    mask, values, upstream = causal_mask(4), normal(4, 2), normal(4, 2)
+    trace = attend(normal(4, 3), normal(4, 3), values, mask)
+    b = compatibility(upstream, values)
+    gradient = score_gradient(trace.weights, upstream, values)
+    figure, data = routing.routing(trace.weights, b, advantage(trace.weights, b), gradient, mask)
+    assert len(data) == 10 and len(drawn(figure).axes) == 8
+    for row in data.itertuples():
+        assert row.score_gradient == float(gradient[row.query, row.key]) and row.compatibility == float(
+            b[row.query, row.key]
+        )
+
+
+def test_saturation_shows_sizes():
+    gap = torch.linspace(-3, 3, 7)
+    figure, data = routing.saturation(gap, torch.sigmoid(gap), -gap.abs() - 1, normal(7, 2).abs())
+    drawn(figure)
+    assert (data["score_gradient"] == gap.abs().numpy() + 1).all()
+
+
+def test_first_order_draws_a_line_for_each_prediction():
+    table = pd.DataFrame({"eta": [1.0, 0.1, 0.01], **{name: [1.0, 0.01, 1e-4] for name in content.LINES}})
+    figure, data = content.first_order(table)
+    axes = drawn(figure).axes[0]
+    assert data is table or data.equals(table)
+    assert np.allclose(axes.lines[0].get_ydata(), table["loss"]) and len(axes.lines) == len(content.LINES) + 2
+
+
+def test_learning_curves_hold_the_band_of_each_schedule():
+    problem = sticky_problem([1, 2, 3], length=40)
+    runs = sticky_runs(problem, SCHEDULES, 25)
+    for paper in ({}, {"loss": {"sgd": 2.0}}):
+        figure, data = sticky_plots.learning_curves(runs, 1.8, paper)
+        texts = [text.get_text() for legend in drawn(figure).legends for text in legend.get_texts()]
+        assert ("paper's final number" in texts) == bool(paper), "no circle, no word of one"
+    last = data[(data.metric == "loss") & (data.schedule == "sgd") & (data.step == 25)]
+    assert abs(float(last["mean"].iloc[0]) - float(runs["sgd"].loss[-1].mean())) < 1e-6
+    assert sorted(data.step.unique()) == [0, 10, 20, 25]
+    figure, data = sticky_plots.speed_curve(runs, 2.0)
+    assert set(drawn(figure).axes[0].lines[0].get_ydata()) <= set(runs["sgd"].loss[:, 0].numpy())
+
+
+def test_value_trajectories_take_a_value_that_does_not_move():
+    paths = {"sgd": normal(3, 4, 5), "em_like": normal(1, 4, 5).expand(3, 4, 5)}
+    figure, data, explained = sticky_plots.value_trajectories(paths, [0, 1, 2])
+    drawn(figure)
+    assert len(data) == 2 * 4 * 3 and 0 < explained.sum() <= 1
+    still = data[(data.schedule == "em_like") & (data.symbol == 0)]
+    assert np.ptp(still.pc1) < 1e-9 and np.ptp(still.pc2) < 1e-9
+
+
+def test_the_figures_of_the_loop():
+    task = feedback.competition([0, 1])
+    steps = [0, 5, 10]
+    runs = {name: feedback.run_arm(task, sizes, 10, steps) for name, sizes in feedback.arms(0.5).items()}
+    traces = {name: [feedback.forward(task, run.snapshots[step]) for step in steps] for name, run in runs.items()}
+    weights = {name: torch.stack([trace.weights[0] for trace in path]) for name, path in traces.items()}
+    figure, data = loop_plots.heatmaps(weights, steps, task.targets[0])
+    drawn(figure)
+    one = data[(data.arm == "free") & (data.step == 10) & (data["query"] == 3)]
+    assert abs(one.weight.sum() - 1) < 1e-12
+    losses = {"loss (nats)": {name: run.loss[steps] for name, run in runs.items()}}
+    figure, data = loop_plots.loop(losses, steps, {"loss (nats)": 1.4})
+    drawn(figure)
+    assert np.allclose(data[data.arm == "free"]["mean"], runs["free"].loss[steps].mean(-1))
+    values = {name: torch.stack([trace.values[0] for trace in traces[name]]) for name in ("free", "frozen_routing")}
+    users = {name: torch.arange(8) % 4 for name in values}
+    figure, data = loop_plots.value_paths(values, users, steps)
+    assert len(drawn(figure).axes) == 2 and len(data) == 2 * 8 * 3
+    figure, data = loop_plots.coupling(normal(3, 2), normal(3, 2).abs() + 1, steps)
+    drawn(figure)
+    assert set(data.share_positive) <= {0, 0.5, 1}
