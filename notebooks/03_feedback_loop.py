@@ -47,7 +47,7 @@ rows = []
 # The output matrix is fixed in *every* arm, with one orthonormal direction for each class. So content can be learned in the values only, and
 # cutting the values cuts content altogether. The arms:
 #
-# | arm | $W_Q, W_K$ | $W_V$ | what is left |
+# | arm | query and key matrix | value matrix | what is left |
 # |---|---|---|---|
 # | both free | trained | trained | the loop |
 # | routing frozen | fixed | trained | content alone |
@@ -486,17 +486,17 @@ fell = [fall[name].mean() for name in ("free", "frozen_routing", "frozen_values"
 Markdown(f"""
 * **Sharpening.** Normalised entropy falls by {sharp[0]:.2f} with both free, and by {sharp[1]:.2f} with
   values frozen: sharp attention by itself is no evidence of a loop.
-* **Flattening.** Effective dimension ends at {flat[0]:.2f} with both free, and at {flat[1]:.2f} with routing
-  frozen: cross-entropy has three directions to offer, whatever attention does.
-* **Both sides.** The loss falls by {fell[0]:.2f} nats with both free, by {fell[1]:.2f} with routing frozen
-  and by {fell[2]:.2f} with values frozen.
+* **Flattening.** Effective dimension ends at {flat[0]:.2f} with both free, and at {flat[1]:.2f} with
+  routing frozen: cross-entropy has three directions to offer, whatever attention does.
+* **Both sides.** The loss falls by {fell[0]:.2f} nats with both free, by {fell[1]:.2f} with routing
+  frozen and by {fell[2]:.2f} with values frozen.
 * **Feedback.** The coupling is positive in {in_growth.mean():.0%} of the time of growth, and in
   {afterwards.mean():.0%} of the time after.
 """)
 
 # %% [markdown]
-# * **Not shown:** anything beyond one head and a task of random tokens with a fixed output matrix. With a trained output matrix content
-#   would have a second place to be learned.
+# **Not shown:** anything beyond one head and a task of random tokens with a fixed output matrix. With a trained output matrix content
+# would have a second place to be learned.
 
 # %%
 claims.record(rows, "03_feedback_loop", results)

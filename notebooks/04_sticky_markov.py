@@ -377,7 +377,7 @@ figures.save(figure, "04_speed", data, results)
 #
 # The value of symbol $k$ is $v_k = \mu_k W_V$, without noise: eight points in $\mathbb R^{15}$ that move as $W_V$
 # is trained. The paper shows their principal-component trajectories and reads them as longer and more coherent under the
-# EM-like schedule, and more scattered under SGD. Two measures make that testable. For a path $z_0, \dots, z_S$:
+# EM-like schedule, and more scattered under SGD. Three measures make that testable. For a path $z_0, \dots, z_S$:
 #
 # $$\text{length} = \sum_t \lVert z_{t+1} - z_t \rVert, \qquad
 #   \text{straightness} = \frac{\lVert z_S - z_0 \rVert}{\text{length}} \in [0, 1].$$
@@ -483,19 +483,20 @@ ahead, asked = sum(control_ahead.values()), len(control_ahead)
 lengths = {name: measured[name]["length"].mean() for name in ("sgd", "matched", "em_like")}
 straight = {name: measured[name]["straightness"].mean() for name in ("sgd", "em_like")}
 Markdown(f"""
-* Of {len(printed)} numbers of the paper that were compared, {equal} came back to the last printed digit.
-  The authors' script gave our values for the {len(deviation)} seeds on record.
+* Of {len(printed)} numbers of the paper that were compared, {equal} came back to the last printed
+  digit. The authors' script gave our values for the {len(deviation)} seeds on record.
 * EM-like ends at {ends['em_like']:.3f} nats, SGD at {ends['sgd']:.3f}, and the same large step for
-  *all* matrices at {ends['control']:.3f}. That control is ahead of EM-like in {ahead} of {asked} metrics.
-  A larger step helps within this budget; that it should be the values' step alone is not shown by this.
+  *all* matrices at {ends['control']:.3f}. That control is ahead of EM-like in {ahead} of {asked}
+  metrics. A larger step helps within this budget; that it should be the values' step alone is not
+  shown by this.
 * The values' paths are {lengths['em_like'] / lengths['sgd']:.1f} times as long under EM-like, and
   {lengths['matched'] / lengths['sgd']:.1f} times at equal loss. Their straightness is
   {straight['em_like']:.2f} against {straight['sgd']:.2f} under SGD.
 """)
 
 # %% [markdown]
-# * Everything is measured on the training sequence, as in the paper. Whether any of it holds on fresh data is not shown here, nor how far
-#   either schedule is from the best possible.
+# **Not shown:** everything is measured on the training sequence, as in the paper. Whether any of it holds on fresh data is open here, and
+# so is how far either schedule is from the best possible.
 
 # %%
 claims.record(rows, "04_sticky_markov", results)
