@@ -133,6 +133,10 @@ def loss_of(queries, keys, values, output=head.output):
 value_gradient = laws.value_gradient(trace.weights, upstream)  # weights.T @ upstream
 check("values", value_gradient, lambda v: loss_of(trace.queries, trace.keys, v), trace.values)
 
+responsibility = laws.responsibility(trace.weights)  # sum_i alpha_ij, all attention that v_j receives
+assert abs(float(responsibility.sum()) - T) < 1e-12
+print("responsibility of each value:", " ".join(f"{r:.2f}" for r in responsibility), f"(sum {T})")
+
 # %% [markdown]
 # ## Queries and keys (L3)
 #

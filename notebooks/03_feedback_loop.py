@@ -26,7 +26,12 @@ from attention_dynamics.geometry import attention_entropy, participation_ratio
 from attention_dynamics.plots import feedback as plots
 
 # %% tags=["parameters"]
-seeds: list = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
+seeds: list = [
+    220, 221, 222, 223, 224, 225, 226, 227, 228, 229, 230, 231, 232, 233, 234,
+    235, 236, 237, 238, 239, 240, 241, 242, 243, 244, 245, 246, 247, 248, 249,
+    250, 251, 252, 253, 254, 255, 256, 257, 258, 259, 260, 261, 262, 263, 264,
+    265, 266, 267, 268, 269, 270, 271, 272, 273, 274, 275, 276, 277, 278, 279,
+]
 steps: int = 1000  # gradient steps
 lr: float = 0.2  # step size of every matrix that is not frozen
 results: str = "results"  # folder for figures and records
@@ -56,14 +61,17 @@ rows = []
 #
 # ## What would refute the claims
 #
-# Stated before any result:
+# The seeds are sixty fresh ones. Two measures were changed after a first look at others, which the reader should know. *Together* was first
+# asked of the end of the run, where the difference is so small that it lies above zero for some sets of seeds and not for others; it
+# is asked of the whole run now, and the end is printed beside it. *Positive feedback* was first a mean rate, which a few runs with
+# vanishing forces ruled; it is a share of time now.
 #
 # * **X1, sharpening.** Refuted if the normalised entropy of attention does not fall. It would say nothing about competition if it fell as far
 #   where all queries want the same.
 # * **X1, subspace.** Refuted if the effective dimension of the values does not fall. It would say nothing about attention if it fell
 #   as far with routing frozen.
 # * **L4, both sides.** Refuted if the two sides together do no more than the sum of what each does alone.
-# * **L4, together.** Refuted if queries specialise as much while the values cannot move.
+# * **L4, together.** Refuted if queries specialise as much, over the run, while the values cannot move.
 # * **L4, positive feedback.** Refuted if moving one side does not strengthen the pull on the other while specialisation grows.
 
 # %%
@@ -233,7 +241,7 @@ rows.append(
                 " of cross-entropy confines the values' moves to (classes - 1) dimensions,"
                 " whatever attention does."
             ),
-            claims.NOT_REPRODUCED: "The effective dimension of the values does not fall.",
+            claims.NOT_REPRODUCED: "The interval of the drop does not lie above zero.",
         },
         control=(
             f"routing frozen: the drop with both free, less that one, is {beyond.low:.2f} to"
@@ -248,8 +256,8 @@ rows.append(
 
 # %% [markdown]
 # The paths of one seed in the plane of two principal components, common to both panels. On the left each value runs out
-# toward the class that uses it. On the right all queries use all values alike, so no value has a user of its own; they move, and flatten, all
-# the same.
+# toward the class that uses it. On the right routing stays nearly uniform, so the main user of a value, by which it is coloured, is hardly ahead of the others; the values
+# move, and flatten, all the same.
 
 # %%
 picked_arms = ("free", "frozen_routing")
@@ -288,7 +296,10 @@ rows.append(
         "nats",
         claims.judge_effect(interval, {"both free beats the better of the two": own.low > 0}),
         {
-            claims.REPRODUCED: "The excess lies above zero: each side needs the other to move.",
+            claims.REPRODUCED: (
+                "The excess lies above zero. Part of it is built into the task: under frozen, nearly"
+                " uniform routing all queries get nearly the same context."
+            ),
             claims.QUALIFIED: "There is an excess, but one side alone does as well as both.",
             claims.NOT_REPRODUCED: "The interval of the excess does not lie above zero.",
         },
@@ -306,46 +317,42 @@ rows.append(
 
 # %% [markdown]
 # Specialisation is the sterner test. With values frozen, queries can still sort themselves by whichever fixed value happens to suit them, and they
-# do. Two comparisons: at the end, and over the whole run (the mean of the curve over its logarithmic steps), which also counts how early it comes.
+# do. Two comparisons: over the whole run (the mean of the curve over its logarithmic steps), which counts how early specialisation comes, and
+# at the end.
 
 # %%
-at_end = special["free"][-1] - special["frozen_values"][-1]
-over_run = special["free"].mean(0) - special["frozen_values"].mean(0)
-interval = claims.paired_interval(special["free"][-1], special["frozen_values"][-1])
-early = claims.mean_interval(over_run)
-print(
-    f"specialisation at the end: {special['free'][-1].mean():.3f} free,"
-    f" {special['frozen_values'][-1].mean():.3f} with values frozen"
-)
-print(
-    f"difference {interval.low:.3f} to {interval.high:.3f} at the end, {early.low:.3f} to"
-    f" {early.high:.3f} over the run"
-)
+over_run = claims.paired_interval(special["free"].mean(0), special["frozen_values"].mean(0))
+at_end = claims.paired_interval(special["free"][-1], special["frozen_values"][-1])
+difference = float((special["free"] - special["frozen_values"]).mean())
+ends = {name: float(special[name][-1].mean()) for name in ("free", "frozen_values")}
+print(f"at the end: {ends['free']:.3f} free, {ends['frozen_values']:.3f} with values frozen (nats)")
+print(f"difference over the run: {over_run.low:.3f} to {over_run.high:.3f} nats")
+print(f"difference at the end:   {at_end.low:.3f} to {at_end.high:.3f} nats")
 rows.append(
     claims.claim(
         "L4-together",
-        "Routing and content specialise together: queries specialise more when values can move",
-        at_end.mean(),
+        "Routing and content specialise together: queries specialise more, over the run, when"
+        " values can move",
+        difference,
         "nats",
-        claims.judge_effect(interval, {"it also holds over the whole run": early.low > 0}),
+        claims.judge_effect(over_run, {"it is not reversed at the end": at_end.high > 0}),
         {
             claims.REPRODUCED: (
-                "More at the end and earlier; yet routing alone reaches"
-                f" {special['frozen_values'][-1].mean():.2f} of {special['free'][-1].mean():.2f}"
-                " nats."
+                "More over the run, since earlier. At the end routing alone has nearly caught up:"
+                f" {ends['frozen_values']:.2f} of {ends['free']:.2f} nats."
             ),
-            claims.QUALIFIED: "More at the end only.",
+            claims.QUALIFIED: "More over the run, but less at the end.",
             claims.NOT_REPRODUCED: (
-                "The interval of the difference at the end does not lie above zero."
+                "The interval of the difference over the run does not lie above zero."
             ),
         },
         control=(
-            f"values frozen: over the whole run the difference is {early.low:.3f} to"
-            f" {early.high:.3f} nats"
+            f"values frozen, at the end of the run: the difference is {at_end.low:.3f} to"
+            f" {at_end.high:.3f} nats there"
         ),
-        interval=interval,
+        interval=over_run,
         figure="03_loop",
-        tolerance=0.02,
+        tolerance=0.01,
         **recorded,
     )
 )
@@ -417,8 +424,8 @@ figures.save(figure, "03_coupling", data, results)
 
 # %% [markdown]
 # The rate is unbounded where a force vanishes, so the claim is put to the sign. Call *growth* the time until a seed's specialisation
-# has reached half of its final value, and measure the share of that time in which the coupling is positive. A loop that were a
-# matter of chance would be positive half of the time.
+# has reached half of its final value, and measure the share of that time in which the coupling is positive. The cut at one half is
+# a choice, so the share is printed for others too.
 
 # %%
 duration = torch.from_numpy(np.gradient(np.array(shown_steps, dtype=float))).unsqueeze(-1)
@@ -438,6 +445,11 @@ at_first = int(positive[0].sum())
 print(f"positive at the first step: {at_first} of {len(seeds)} seeds")
 print(f"share of time, growth: {in_growth.mean():.2f} ({early.low:.2f} to {early.high:.2f})")
 print(f"share of time, after:  {afterwards.mean():.2f} ({late.low:.2f} to {late.high:.2f})")
+for cut in (0.25, 0.5, 0.75, 0.9):
+    phase = special["free"] < cut * special["free"][-1:]
+    phase[0] = True
+    share = share_of_time(phase).mean()
+    print(f"share of time until {cut:.2f} of the final specialisation: {share:.2f}")
 rows.append(
     claims.claim(
         "L4-coupling",

@@ -224,7 +224,10 @@ def test_a_notebook_that_does_not_run_whole_is_an_error_and_leaves_everything_as
 def test_an_interruption_names_the_cell_ends_the_kernel_and_leaves_everything_as_it_was(project, sent):
     project.bad("02", "time.sleep(60)")
     before = project.content()
-    process = subprocess.Popen(**project.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = project.command()
+    # As a shell starts a background job: with SIGINT ignored.
+    command["args"] = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command["args"]]
+    process = subprocess.Popen(**command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for line in process.stdout:
         if "cell 4/5" in line:
             break

@@ -349,7 +349,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     for job in jobs:
         note_difference(job, destination)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stop in (signal.SIGINT, signal.SIGTERM):  # set, since a shell starts background jobs with SIGINT ignored
+        signal.signal(stop, signal.default_int_handler)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as profile:
         os.environ.update(kernel_environment(profile))

@@ -132,7 +132,7 @@ def coupling(relative: Tensor, specialisation: Tensor, steps: list[int]) -> tupl
     grown = specialisation.mean(-1).numpy() / specialisation.mean(-1)[-1].item()
     right.plot(steps, share, color=colour, label="share of seeds with positive coupling")
     right.plot(steps, grown, "--", color=COLOURS["em_like"], label="specialisation, of its final mean")
-    right.set(ylabel="fraction", ylim=(-0.03, 1.35))
+    right.set(ylabel="fraction", ylim=(-0.03, 1.35), yticks=[0, 0.25, 0.5, 0.75, 1])
     right.legend(loc="upper left")
     for axes in (left, right):
         _step_axis(axes, steps)
