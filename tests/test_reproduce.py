@@ -204,7 +204,8 @@ def test_a_notebook_that_does_not_run_whole_is_an_error_and_leaves_everything_as
     project.notebook("12_ledger", LEDGER)
     before = project.content()
     done = project.run("--jobs", "2")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "/attention_dynamics/" not in done.stderr, "the runner itself raised (a dying kernel may log a traceback)"
     for number, message in enumerate(failures.values(), start=2):
         assert f"failed: {number:02d}_bad: {message}" in done.stderr, done.stderr
     assert "failed: 10_skip: cell 4: was not executed" in done.stderr
