@@ -12,7 +12,7 @@
 # **What to know first.** The laws of `01_advantage_routing` and `02_values_queries_keys`. Second derivatives of a function of two
 # groups of variables.
 #
-# **Time.** About 15 seconds on two cores.
+# **Time.** About 20 seconds on two cores.
 
 # %%
 import math
