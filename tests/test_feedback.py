@@ -112,6 +112,8 @@ def test_values_move_in_as_many_dimensions_as_classes_less_one():
 
 
 W = torch.full((3, 4), 0.25)
+TASK = feedback.competition([1])
+WIDE = TASK.head._replace(output=torch.cat([TASK.head.output] * 2, -2))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +129,15 @@ W = torch.full((3, 4), 0.25)
         (lambda: feedback.specialisation(W, torch.zeros(3, dtype=torch.long), 2.5), "n_classes must be an integer"),
         (lambda: feedback.run_arm(feedback.competition([1]), 0.1, 3), "step_sizes must be StepSizes"),
         (lambda: feedback.specialisation(W, torch.full((3,), 2), 2), r"targets must lie in 0\.\.1"),
+        (lambda: feedback.forward(TASK, None), "head must be a Head, got NoneType"),
+        (
+            lambda: feedback.forward(TASK, TASK.head._replace(key=TASK.head.value)),
+            "key must have size 8 in dimension -1",
+        ),
+        (lambda: feedback.forces(TASK, WIDE), "output must have size 16 in dimension -2"),
+        (lambda: feedback.forces(TASK, (1, 2)), "head must be a Head, got tuple"),
+        (lambda: feedback.forces(TASK._replace(targets=TASK.targets + 1), TASK.head), "must lie in"),
+        (lambda: feedback.run_arm(TASK, feedback.arms()["free"], -1), "steps must be an integer"),
         (lambda: feedback.specialisation(W, torch.zeros(4, dtype=torch.long), 2), r"targets must have shape \(3,\)"),
     ],
 )

@@ -79,3 +79,21 @@ def test_numbers_in_a_heat_map_stand_out_from_their_cell():
     assert [text.get_text() for text in axes.texts] == ["0.00", "1.00", "0.50"]
     assert axes.texts[0].get_color() == "white" and axes.texts[1].get_color() == "black"
     plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"figure": None}, "figure must be a matplotlib Figure, got NoneType"),
+        ({"name": "../01_a"}, "name must be a file name without a folder, got '../01_a'"),
+        ({"name": ""}, "name must be a file name"),
+        ({"data": {"x": [1]}}, "data must be a pandas data frame with at least one row, got dict"),
+        ({"data": pd.DataFrame({"x": []})}, "data must be a pandas data frame with at least one row"),
+    ],
+)
+def test_saving_refuses_bad_input_and_writes_nothing(change, message, tmp_path):
+    good = {"figure": picture(), "name": "01_a", "data": DATA, "folder": tmp_path / "new"}
+    with pytest.raises(ValueError, match=message):
+        figures.save(**good | change)
+    assert not list(tmp_path.rglob("*.*"))
+    plt.close("all")

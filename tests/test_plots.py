@@ -107,3 +107,84 @@ def test_the_figures_of_the_loop():
     figure, data = loop_plots.coupling(normal(3, 2), normal(3, 2).abs() + 1, steps)
     drawn(figure)
     assert set(data.share_positive) <= {0, 0.5, 1}
+
+
+LONG = torch.zeros(4, dtype=torch.long)
+M = torch.full((4, 4), 0.25, dtype=torch.float64)
+PATHS = {"free": normal(3, 4, 5)}
+DRAWINGS = {
+    "routing": (lambda **k: routing.routing(**{**dict.fromkeys(routing.PANELS, M), "mask": M > 0} | k)),
+    "saturation": lambda **k: routing.saturation(
+        **{"gap": M[0], "weight": M[0], "score_gradient": M[0], "value_gradients": M[:, :2]} | k
+    ),
+    "value_step": lambda **k: content.value_step(
+        **{"path": normal(2, 4, 2), "pulls": normal(3, 4, 2), "classes": normal(3, 2), "weights": normal(3, 4).abs()}
+        | k
+    ),
+    "heatmaps": lambda **k: loop_plots.heatmaps(
+        **{"weights": {"free": M.expand(2, 4, 4)}, "steps": [0, 1], "targets": LONG} | k
+    ),
+    "value_paths": lambda **k: loop_plots.value_paths(
+        **{"paths": PATHS, "users": {"free": LONG}, "steps": [0, 1, 9]} | k
+    ),
+    "loop": lambda **k: loop_plots.loop(
+        **{"curves": {"loss": {"free": normal(3, 2)}}, "steps": [0, 1, 9], "highest": {}} | k
+    ),
+    "coupling": lambda **k: loop_plots.coupling(
+        **{"relative": normal(3, 2), "specialisation": normal(3, 2), "steps": [0, 1, 9]} | k
+    ),
+    "value_trajectories": lambda **k: sticky_plots.value_trajectories(
+        **{"values": {"sgd": normal(3, 4, 5)}, "steps": [0, 1, 9]} | k
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_each_drawing_takes_the_smallest_good_input(name):
+    drawn(DRAWINGS[name]()[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "message"),
+    [
+        ("routing", {"weights": M[:3]}, r"compatibility must have shape \(queries, keys\) with queries = 3"),
+        ("routing", {"advantage": M * torch.nan}, "advantage must be finite"),
+        ("routing", {"mask": M < 0}, r"mask must be a boolean tensor of shape \(4, 4\) with a True entry"),
+        ("routing", {"mask": M}, "mask must be a boolean tensor"),
+        ("saturation", {"value_gradients": M}, r"value_gradients must have shape \(G, 2\) with G = 4, got \(4, 4\)"),
+        ("saturation", {"gap": [1.0]}, "gap must be a floating-point tensor, got list"),
+        ("value_step", {"pulls": normal(2, 4, 2)}, r"pulls must have shape \(3, values, 2\) with values = 4"),
+        ("value_step", {"weights": normal(3, 5)}, r"weights must have shape \(3, values\)"),
+        ("heatmaps", {"weights": {}}, "weights must be named among free, .* got none"),
+        ("heatmaps", {"steps": [0]}, r"steps must be 2 increasing integers of at least 0, got \[0\]"),
+        ("heatmaps", {"targets": LONG[:2]}, "targets must have size 4 in dimension 0"),
+        ("heatmaps", {"targets": LONG - 1}, r"targets must lie in 0\.\.3"),
+        ("value_paths", {"paths": {"other": PATHS["free"]}}, "paths must be named among free, .* got other"),
+        ("value_paths", {"users": {}}, "users must hold the arms free, got none"),
+        ("value_paths", {"users": {"free": LONG + 4}}, r"users\['free'\] must lie in 0\.\.3"),
+        ("value_paths", {"steps": [0, 5, 5]}, "steps must be 3 increasing integers"),
+        ("loop", {"curves": {}}, "curves must hold at least one measure"),
+        ("loop", {"curves": {"loss": {"free": normal(3, 1)}}}, "at least 2 seeds"),
+        ("loop", {"curves": {"loss": {"free": normal(2, 2)}}}, "steps must be 2 increasing"),
+        ("coupling", {"specialisation": normal(3, 4)}, "specialisation must have shape"),
+        ("coupling", {"relative": normal(3, 2) * torch.inf}, "relative must be finite"),
+        ("value_trajectories", {"values": {"sgd": normal(3, 4)}}, r"values\['sgd'\] must have shape \(S, n, d_v\)"),
+        ("value_trajectories", {"values": {"sgd": normal(3, 4, 5), "em_like": normal(2, 4, 5)}}, "with S = 3"),
+    ],
+)
+def test_each_drawing_refuses_bad_input_and_opens_no_figure(name, bad, message):
+    with pytest.raises(ValueError, match=message):
+        DRAWINGS[name](**bad)
+
+
+def test_tables_and_runs_are_checked():
+    with pytest.raises(ValueError, match="table must be a pandas data frame"):
+        content.first_order([1])
+    with pytest.raises(ValueError, match="table must have the columns eta, loss"):
+        content.first_order(pd.DataFrame({"eta": [1.0]}))
+    with pytest.raises(ValueError, match="runs must be named among sgd, .* got adam"):
+        sticky_plots.learning_curves({"adam": None}, 1.8, {})
+    with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
+        sticky_plots.learning_curves({"sgd": None}, 1.8, {}, every=0)
+    with pytest.raises(ValueError, match="runs must hold sgd and em_like, got sgd"):
+        sticky_plots.speed_curve({"sgd": None}, 2.0)

@@ -84,6 +84,22 @@ def stack_heads(heads: list[Head]) -> Head:
     return Head(*(torch.stack(tensors) for tensors in zip(*heads, strict=True)))
 
 
+def require_head(head: Head) -> None:
+    """Raise ValueError unless `head` is a Head whose four matrices fit each other."""
+    if not isinstance(head, Head):
+        raise ValueError(f"head must be a Head, got {type(head).__name__}")
+    for name, tensor in head._asdict().items():
+        if not isinstance(tensor, Tensor) or tensor.dim() < 2:
+            raise ValueError(
+                f"{name} must be a tensor of at least 2 dimensions, got {getattr(tensor, 'shape', tensor)}"
+            )
+    d_x, d_k = head.query.shape[-2:]
+    require_size("key", head.key, -2, d_x, "the query matrix's d_x")
+    require_size("key", head.key, -1, d_k, "the query matrix's d_k")
+    require_size("value", head.value, -2, d_x, "the query matrix's d_x")
+    require_size("output", head.output, -2, head.value.shape[-1], "the value matrix's d_v")
+
+
 def causal_mask(length: int) -> Tensor:
     """(T, T) boolean, True where query i may see key j, that is j <= i. Raises ValueError for length < 1."""
     require_count("length", length, 1)
@@ -93,8 +109,9 @@ def causal_mask(length: int) -> Tensor:
 def project(head: Head, inputs: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries from `inputs` (..., Tq, d_x), keys and values from `memory` (..., Tk, d_x), or from `inputs` if None.
 
-    Raises ValueError for a width other than the head's, or for values that are not finite.
+    Raises ValueError for a head whose matrices do not fit, a width other than the head's, or values that are not finite.
     """
+    require_head(head)
     memory = inputs if memory is None else memory
     for name, tensor in (("inputs", inputs), ("memory", memory)):
         require_floating(name, tensor)

@@ -1,8 +1,9 @@
 """Refusals of bad input: each names the argument, what it got and what would be right."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -84,3 +85,44 @@ def require_compatible(**tensors: Tensor) -> None:
         torch.broadcast_shapes(*shapes)
     except RuntimeError:
         raise ValueError(f"{' and '.join(tensors)} must have leading dimensions that broadcast, got {shapes}") from None
+
+
+def require_shapes(**tensors: tuple[Tensor, str]) -> None:
+    """Raise ValueError unless each tensor is finite, floating, and of its shape, written as "S values 2".
+
+    A word is any size of at least 1, the same wherever it stands; a number is itself.
+    """
+    sizes: dict[str, int] = {}
+    for name, (tensor, shape) in tensors.items():
+        words = shape.split()
+        require_floating(name, tensor, 0)
+        fits = tensor.dim() == len(words) and all(
+            size >= 1 and size == (int(word) if word.isdigit() else sizes.setdefault(word, size))
+            for word, size in zip(words, tensor.shape, strict=True)
+        )
+        if not fits:
+            known = ", ".join(f"{word} = {sizes[word]}" for word in words if word in sizes)
+            raise ValueError(
+                f"{name} must have shape ({', '.join(words)}){known and f' with {known}'}, got {tuple(tensor.shape)}"
+            )
+
+
+def require_names(name: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raise ValueError unless `given` holds at least one name and none but `known` ones."""
+    if not given or not set(given) <= set(known):
+        raise ValueError(f"{name} must be named among {', '.join(known)}, got {', '.join(map(str, given)) or 'none'}")
+
+
+def require_steps(steps: Collection[int], count: int) -> None:
+    """Raise ValueError unless `steps` are `count` increasing integers of at least 0."""
+    steps = list(steps)
+    if len(steps) != count or any(a >= b for a, b in zip(steps, steps[1:], strict=False)) or min(steps, default=0) < 0:
+        raise ValueError(f"steps must be {count} increasing integers of at least 0, got {steps}")
+
+
+def require_table(name: str, table: pd.DataFrame, columns: Collection[str] = ()) -> None:
+    """Raise ValueError unless `table` is a data frame with at least one row and these columns."""
+    if not isinstance(table, pd.DataFrame) or table.empty:
+        raise ValueError(f"{name} must be a pandas data frame with at least one row, got {type(table).__name__}")
+    if not set(columns) <= set(table.columns):
+        raise ValueError(f"{name} must have the columns {', '.join(columns)}, got {', '.join(map(str, table.columns))}")

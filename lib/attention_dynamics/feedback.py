@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_dynamics.attention import Head, Trace, attend, initial_head, project, stack_heads
+from attention_dynamics.attention import Head, Trace, attend, initial_head, project, require_head, stack_heads
 from attention_dynamics.checks import require_count, require_labels, require_seeds, require_stochastic
 from attention_dynamics.laws import cross_entropy
 from attention_dynamics.training import Run, StepSizes, descend
@@ -67,7 +67,8 @@ def run_arm(task: Competition, sizes: StepSizes, steps: int, snapshots: Iterable
 
 
 def forward(task: Competition, head: Head) -> Trace:
-    """The record of the forward pass, queries (R, Tq, d_k) against memory: weights (R, Tq, Tk), context (R, Tq, d_v)."""
+    """The record of the forward pass, queries (R, Tq, d_k) against memory: weights (R, Tq, Tk), context (R, Tq, d_v).
+    Raises ValueError for a head that does not fit the task."""
     return attend(*project(head, task.inputs, task.memory))
 
 
@@ -104,15 +105,17 @@ def forces(task: Competition, head: Head) -> Forces:
 
     Moving the content alone, dc/dt = -grad_c L, changes F_r / 2 at the rate -grad_r L . (d^2 L / dr dc) grad_c L. Moving
     the routing alone changes F_c / 2 at the same rate, since the mixed derivative is symmetric. This common number
-    is the coupling: positive, each side strengthens the pull on the other; negative, it weakens it.
+    is the coupling: positive, each side strengthens the force on the other; negative, it weakens it.
+    Raises ValueError for a head that does not fit the task.
     """
+    require_head(head)
     head = Head(*(tensor.detach().requires_grad_() for tensor in head))
     routing, content = (head.query, head.key), (head.value,)
     loss = cross_entropy(forward(task, head).context @ head.output, task.targets).sum()
-    pull_routing = torch.autograd.grad(loss, routing, create_graph=True)
-    pull_content = torch.autograd.grad(loss, content, create_graph=True)
-    along_content = sum((pull * pull.detach()).sum() for pull in pull_content)
+    grad_routing = torch.autograd.grad(loss, routing, create_graph=True)
+    grad_content = torch.autograd.grad(loss, content, create_graph=True)
+    along_content = sum((grad * grad.detach()).sum() for grad in grad_content)
     mixed = torch.autograd.grad(along_content, routing)  # (d^2 L / dr dc) grad_c L
-    coupling = -sum((pull.detach() * change).sum((-1, -2)) for pull, change in zip(pull_routing, mixed, strict=True))
-    squared = [sum(pull.detach().square().sum((-1, -2)) for pull in pulls) for pulls in (pull_routing, pull_content)]
+    coupling = -sum((grad.detach() * change).sum((-1, -2)) for grad, change in zip(grad_routing, mixed, strict=True))
+    squared = [sum(grad.detach().square().sum((-1, -2)) for grad in grads) for grads in (grad_routing, grad_content)]
     return Forces(*squared, coupling)

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attention_dynamics import paths
+from attention_dynamics.checks import require_table
 from attention_dynamics.claims import half_width
 from attention_dynamics.paths import write_whole
 
@@ -39,7 +40,13 @@ def save(figure: Figure, name: str, data: pd.DataFrame, folder: str | Path) -> I
     """Write `figure` to folder/name.pdf and .png and the plotted `data` to folder/name.csv; return it for display.
 
     The files hold no date and no version, so that the same figure gives the same bytes. Closes the figure.
+    Raises ValueError, and writes nothing, for no figure, an empty table or a name that is no file's.
     """
+    if not isinstance(figure, Figure):
+        raise ValueError(f"figure must be a matplotlib Figure, got {type(figure).__name__}")
+    if not isinstance(name, str) or not name or name != Path(name).name:
+        raise ValueError(f"name must be a file name without a folder, got {name!r}")
+    require_table("data", data)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     bitmap = io.BytesIO()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attention_dynamics import THREADS
-from attention_dynamics.attention import Head
+from attention_dynamics.attention import Head, require_head
 from attention_dynamics.checks import require_count, require_floating, require_labels, require_number
 from attention_dynamics.laws import negative_log_likelihood
 
@@ -72,6 +72,7 @@ def descend(
     stops being finite.
     """
     require_count("steps", steps, 0)
+    require_head(head)
     runs = len(head.query)
     if not all(isinstance(sizes, StepSizes) for sizes in step_sizes):
         raise ValueError(f"step_sizes must be StepSizes, got {[type(sizes).__name__ for sizes in step_sizes]}")

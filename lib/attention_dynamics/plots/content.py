@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from attention_dynamics.checks import require_shapes, require_table
 from attention_dynamics.figures import COLOURS
 
 LABELLED = 0.15  # smallest weight whose arrow is labelled
@@ -17,7 +18,11 @@ LINES = {
 
 
 def first_order(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Error of each prediction (columns named in LINES) against the step size (column eta), both logarithmic."""
+    """Error of each prediction (columns named in LINES) against the step size (column eta), both logarithmic.
+
+    Raises ValueError for a table without these columns.
+    """
+    require_table("table", table, ("eta", *LINES))
     figure, axes = plt.subplots(figsize=(6.4, 3.8))
     for name, (label, style, colour) in LINES.items():
         axes.plot(table["eta"], table[name], style, color=COLOURS[colour], label=label, markersize=4)
@@ -38,8 +43,12 @@ def value_step(path: Tensor, pulls: Tensor, classes: Tensor, weights: Tensor) ->
     """Left: the pull of each query on each value and their sum; right: where the values go.
 
     path (S, values, 2); pulls (queries, values, 2) at the first point of the path; classes (C, 2), the direction of each
-    class in value space, query c wanting class c; weights (queries, values).
+    class in value space, query c wanting class c, and three queries; weights (queries, values).
+    Raises ValueError for other shapes or NaN.
     """
+    require_shapes(
+        path=(path, "S values 2"), pulls=(pulls, "3 values 2"), classes=(classes, "3 2"), weights=(weights, "3 values")
+    )
     path, pulls, classes, weights = (tensor.numpy() for tensor in (path, pulls, classes, weights))
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 4.4), layout="compressed")
     reach = 1.12 * abs(path).max()

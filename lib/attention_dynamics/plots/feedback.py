@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from attention_dynamics.checks import require_labels, require_names, require_shapes, require_size, require_steps
 from attention_dynamics.figures import BAND, COLOURS, SEQUENTIAL, mean_band
 from attention_dynamics.geometry import principal_components
 
@@ -30,16 +31,31 @@ CLASS_COLOURS = ("sgd", "em_like", "control", "frozen_routing")
 
 def heatmaps(weights: dict[str, Tensor], steps: list[int], targets: Tensor) -> tuple[Figure, pd.DataFrame]:
     """Attention of one seed, (S, Tq, Tk) for each arm, at S steps. Memory positions are ordered by the class that
-    uses them most at the end of the first arm, and in the same order everywhere; lines part the classes of queries."""
+    uses them most at the end of the first arm, and in the same order everywhere; lines part the classes of queries.
+
+    targets (Tq,), labels. Raises ValueError for an unknown arm, shapes or steps that do not match, NaN or bad labels.
+    """
+    require_names("weights", weights, LABELS)
+    require_shapes(**{f"weights[{name!r}]": (path, "S Tq Tk") for name, path in weights.items()})
+    count, queries, _ = next(iter(weights.values())).shape
+    require_steps(steps, count)
+    require_labels("targets", targets, queries)
+    require_size("targets", targets, 0, queries, "one class for each query")
     classes = targets.numpy()
     first = next(iter(weights.values()))[-1].numpy()
     use = np.stack([first[classes == c].mean(0) for c in np.unique(classes)])
     order = np.lexsort((-use.max(0), use.argmax(0)))
     figure, panels = plt.subplots(
-        len(weights), len(steps), figsize=(8.6, 2.6 * len(weights)), sharex=True, sharey=True, layout="compressed"
+        len(weights),
+        len(steps),
+        figsize=(8.6, 2.6 * len(weights)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="compressed",
     )
     rows = []
-    for line, (name, path) in zip(np.atleast_2d(panels), weights.items(), strict=True):
+    for line, (name, path) in zip(panels, weights.items(), strict=True):
         for axes, step, matrix in zip(line, steps, path.numpy(), strict=True):
             image = axes.imshow(matrix[:, order], cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="auto")
             axes.grid(False)
@@ -52,7 +68,7 @@ def heatmaps(weights: dict[str, Tensor], steps: list[int], targets: Tensor) -> t
                 for j in order
             ]
         line[0].set_ylabel("query, by class")
-    for axes in np.atleast_2d(panels)[-1]:
+    for axes in panels[-1]:
         axes.set(xlabel="memory, by main user", xticks=[], yticks=[])
     figure.colorbar(image, ax=panels, label=r"attention weight $\alpha_{ij}$", shrink=0.6)
     return figure, pd.DataFrame(rows)
@@ -61,12 +77,24 @@ def heatmaps(weights: dict[str, Tensor], steps: list[int], targets: Tensor) -> t
 def value_paths(paths: dict[str, Tensor], users: dict[str, Tensor], steps: list[int]) -> tuple[Figure, pd.DataFrame]:
     """Values of one seed, (S, Tk, d_v) for each arm, on the principal components of all of them.
 
-    users: for each arm the class that attends most to each position at the end (Tk,).
+    users: for each arm the class that attends most to each position at the end (Tk,), of four.
+    Raises ValueError for an unknown arm, shapes or steps that do not match, NaN or bad classes.
     """
     names = list(paths)
+    require_names("paths", names, LABELS)
+    require_shapes(**{f"paths[{name!r}]": (path, "S Tk d_v") for name, path in paths.items()})
+    count, positions, _ = paths[names[0]].shape
+    require_steps(steps, count)
+    if set(users) != set(names):
+        raise ValueError(f"users must hold the arms {', '.join(names)}, got {', '.join(map(str, users)) or 'none'}")
+    for name in names:
+        require_labels(f"users[{name!r}]", users[name], len(CLASS_MARKS))
+        require_size(f"users[{name!r}]", users[name], 0, positions, "one class for each position")
     coordinates, explained = principal_components(torch.stack([paths[name] for name in names]))
     coordinates = coordinates.numpy()
-    figure, panels = plt.subplots(1, len(names), figsize=(8.6, 4.2), sharex=True, sharey=True, layout="compressed")
+    figure, (panels,) = plt.subplots(
+        1, len(names), figsize=(8.6, 4.2), sharex=True, sharey=True, squeeze=False, layout="compressed"
+    )
     rows = []
     for axes, name, path in zip(panels, names, coordinates, strict=True):
         for j in range(path.shape[1]):
@@ -97,7 +125,14 @@ def loop(
     """Measures over steps, mean and band over seeds: curves[measure][arm] is (S, R) at S steps.
 
     highest: the largest value that a measure can take, drawn as a line.
+    Raises ValueError for no measure, an unknown arm, shapes that do not match the steps, or NaN.
     """
+    if not curves:
+        raise ValueError("curves must hold at least one measure, got none")
+    for measure, arms in curves.items():
+        require_names(f"curves[{measure!r}]", arms, LABELS)
+        require_shapes(**{f"curves[{measure!r}][{name!r}]": (samples, "S R") for name, samples in arms.items()})
+        require_steps(steps, len(next(iter(arms.values()))))
     figure, (panels,) = plt.subplots(1, len(curves), figsize=(8.6, 3.5), squeeze=False)
     tables = []
     for axes, (measure, arms) in zip(panels, curves.items(), strict=True):
@@ -119,7 +154,12 @@ def loop(
 
 
 def coupling(relative: Tensor, specialisation: Tensor, steps: list[int]) -> tuple[Figure, pd.DataFrame]:
-    """Relative coupling of routing and content (S, R) over steps, and the share of seeds in which it is positive."""
+    """Relative coupling of routing and content (S, R) over steps, and the share of seeds in which it is positive.
+
+    Raises ValueError for shapes that do not match, NaN, or fewer than two seeds.
+    """
+    require_shapes(relative=(relative, "S R"), specialisation=(specialisation, "S R"))
+    require_steps(steps, len(relative))
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.2))
     colour = COLOURS["sgd"]
     band = mean_band(relative.numpy())

@@ -3,9 +3,11 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from attention_dynamics.checks import require_shapes
 from attention_dynamics.figures import COLOURS, annotated_heatmap
 
 # Column of the data, title, label of the colour bar. The gradient has the factor 1/T in it, like the compatibility.
@@ -23,7 +25,16 @@ def routing(
     """The four (T, T) matrices of law L1, queries down and keys across, blank where `mask` (T, T) is False.
 
     Compatibility and advantage share one colour scale. The data has one row for each allowed pair.
+    Raises ValueError for matrices of several shapes, NaN, or a mask that is not boolean or allows nothing.
     """
+    require_shapes(
+        weights=(weights, "queries keys"),
+        compatibility=(compatibility, "queries keys"),
+        advantage=(advantage, "queries keys"),
+        score_gradient=(score_gradient, "queries keys"),
+    )
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != weights.shape or not mask.any():
+        raise ValueError(f"mask must be a boolean tensor of shape {tuple(weights.shape)} with a True entry, got {mask}")
     matrices = dict(zip(PANELS, (weights, compatibility, advantage, score_gradient), strict=True))
     query, key = mask.nonzero().numpy().T
     data = pd.DataFrame(
@@ -49,7 +60,14 @@ def saturation(
     """Sizes of the score gradient and of both value gradients against the score gap of two positions.
 
     gap, weight, score_gradient (G,); value_gradients (G, 2), norms, the helpful position first.
+    Raises ValueError for other shapes or NaN.
     """
+    require_shapes(
+        gap=(gap, "G"),
+        weight=(weight, "G"),
+        score_gradient=(score_gradient, "G"),
+        value_gradients=(value_gradients, "G 2"),
+    )
     data = pd.DataFrame(
         {
             "gap": gap.numpy(),

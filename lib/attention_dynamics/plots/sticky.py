@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from attention_dynamics.checks import require_count, require_names, require_shapes, require_steps
 from attention_dynamics.figures import BAND, COLOURS, mean_band
 from attention_dynamics.geometry import principal_components
 from attention_dynamics.training import Run
@@ -23,7 +24,10 @@ def learning_curves(
     """Loss, predictive entropy and accuracy of each schedule over steps, with the band over seeds.
 
     floor: entropy rate of the chain, nats; paper: the final numbers that the paper prints, by metric and schedule.
+    Raises ValueError for no schedule or an unknown one, fewer than two seeds, or `every` below 1.
     """
+    require_names("runs", runs, LABELS)
+    require_count("every", every, 1)
     figure, panels = plt.subplots(1, 3, figsize=(8.6, 3.6))
     tables = []
     for metric, axes in zip(METRICS, panels, strict=True):
@@ -72,7 +76,12 @@ def learning_curves(
 
 
 def speed_curve(runs: dict[str, Run], level: float) -> tuple[Figure, pd.DataFrame]:
-    """Each seed's loss under SGD and EM-like, with the level that defines the speed-up and where it is met."""
+    """Each seed's loss under SGD and EM-like, with the level that defines the speed-up and where it is met.
+
+    Raises ValueError unless both runs are there.
+    """
+    if not {"sgd", "em_like"} <= set(runs):
+        raise ValueError(f"runs must hold sgd and em_like, got {', '.join(map(str, runs)) or 'none'}")
     figure, axes = plt.subplots(figsize=(6.2, 3.6))
     tables = []
     for name in ("sgd", "em_like"):
@@ -109,9 +118,13 @@ def value_trajectories(values: dict[str, Tensor], steps: list[int]) -> tuple[Fig
     """Paths of the symbols' values of one seed, (S, n, d_v) for each schedule, on common principal components.
 
     The first panel magnifies SGD's paths. Also returns the variance explained by the two components, fitted to
-    the points of all schedules at once.
+    the points of all schedules at once. Raises ValueError for an unknown schedule, shapes that differ, NaN, or steps
+    that do not match.
     """
     names = list(values)
+    require_names("values", names, LABELS)
+    require_shapes(**{f"values[{name!r}]": (values[name], "S n d_v") for name in names})
+    require_steps(steps, len(values[names[0]]))
     stacked = np.stack([values[name].numpy() for name in names])
     coordinates, explained = principal_components(values[names[0]].new_tensor(stacked))
     coordinates = coordinates.numpy()
