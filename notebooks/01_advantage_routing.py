@@ -595,7 +595,7 @@ u = laws.logit_gradient(weights @ values.detach() @ output, classes) @ output.mT
 assert relative_error(laws.score_gradient(weights, u, values.detach()), score_part) < 1e-12
 assert relative_error(laws.value_gradient(weights, u), value_part) < 1e-12
 
-alpha, pull = weights[:, 0, 0], score_part[:, 0, 0]
+alpha, slope = weights[:, 0, 0], score_part[:, 0, 0]
 value_norms = value_part.norm(dim=-1)
 shown = [int((gap - x).abs().argmin()) for x in (-12, -6, -3, 0, 3, 6, 12)]
 pd.DataFrame(
@@ -603,9 +603,9 @@ pd.DataFrame(
         "score gap": [f"{gap[k]:+.0f}" for k in shown],
         "weight of 0": [f"{alpha[k]:.6f}" for k in shown],
         "loss (nats)": [f"{losses[k]:.3f}" for k in shown],
-        "score gradient, size": [f"{pull[k].abs():.2g}" for k in shown],
+        "score gradient, size": [f"{slope[k].abs():.2g}" for k in shown],
         "over alpha (1 - alpha)": [
-            f"{pull[k].abs() / (alpha[k] * (1 - alpha[k])):.3f}" for k in shown
+            f"{slope[k].abs() / (alpha[k] * (1 - alpha[k])):.3f}" for k in shown
         ],
         "value gradient of 0": [f"{value_norms[k, 0]:.2g}" for k in shown],
         "value gradient of 1": [f"{value_norms[k, 1]:.2g}" for k in shown],
@@ -620,7 +620,7 @@ pd.DataFrame(
 # to learns nothing either: its gradient falls with its weight.)
 
 # %%
-ends = pull.abs()[[0, -1]] / pull.abs().max()
+ends = slope.abs()[[0, -1]] / slope.abs().max()
 assert ends.max() < 1e-3
 attended = torch.stack([value_norms[0, 1] / u[0].norm(), value_norms[-1, 0] / u[-1].norm()])
 assert (attended - 1).abs().max() < 1e-4
@@ -629,7 +629,7 @@ print(
     f"and the gradient of the attended value is {attended[0]:.4f} and {attended[1]:.4f} of the"
     " upstream gradient."
 )
-figure, data = plots.saturation(gap, alpha, pull, value_norms)
+figure, data = plots.saturation(gap, alpha, slope, value_norms)
 figures.save(figure, "01_saturation", data, results)
 
 # %% [markdown]
