@@ -128,6 +128,11 @@ def test_every_figure_has_its_data_and_belongs_to_a_notebook():
     assert {row.figure for row in claims.read(paths.figures()) if row.figure} <= figures
 
 
+def test_who_can_test_has_every_extra():
+    extras = PROJECT["optional-dependencies"]
+    assert {text for name in extras for text in extras[name]} == set(extras["test"])
+
+
 def test_the_lock_pins_every_dependency_within_its_range():
     for requirement in RANGES:
         pin = PINS[canonicalize_name(requirement.name)]
@@ -182,7 +187,7 @@ def test_the_library_imports_only_downwards():
         {"attention", "parameters"},
         {"laws", "tasks", "claims"},
         {"training", "geometry", "figures"},
-        {"sticky", "feedback", "pairing"},
+        {"sticky", "feedback", "pairing", "sweep"},
         {"plots"},
         {"reproduce", "bench"},
     ]

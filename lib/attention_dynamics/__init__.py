@@ -1,7 +1,8 @@
 """Helper library of the companion to 'Gradient Dynamics of Attention' (arXiv 2512.22473).
 
 From the bottom up: `checks`; `attention`; `laws`, `tasks`; `training`, `geometry`; `sticky`, `feedback`; beside them
-`paths`, `parameters`, `claims`, `figures` and `plots`, `pairing`; on top `reproduce`, which runs the notebooks, and `bench`.
+`paths`, `parameters`, `claims`, `figures` and `plots`, `pairing`, `sweep`; on top `reproduce`, which runs the notebooks,
+and `bench`.
 """
 
 # Sums are split between threads, so their last bit depends on how many there are: one number for every machine.

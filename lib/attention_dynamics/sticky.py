@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attention_dynamics import THREADS
 from attention_dynamics.attention import Head, fused_causal_context, initial_head, stack_heads
 from attention_dynamics.checks import require_floating, require_seeds
 from attention_dynamics.tasks import sticky_sequence, sticky_transition, symbol_embeddings
@@ -50,10 +51,12 @@ def sticky_runs(
     steps: int = 1000,
     snapshots: Iterable[int] = (),
     attention: Callable[[Tensor, Tensor, Tensor], Tensor] = fused_causal_context,
+    threads: int = THREADS,
 ) -> dict[str, Run]:
     """Train every seed of `problem` under every schedule, all in one stack of tensors.
 
-    attention: the causal context from queries, keys, values. Returns one Run with R columns for each schedule.
+    attention: the causal context from queries, keys, values; threads: as for `descend`. Returns one Run with R columns
+    for each schedule.
     Raises ValueError for no schedule or for what `descend` refuses.
     """
     if not schedules:
@@ -68,7 +71,7 @@ def sticky_runs(
         return attention(inputs @ head.query, inputs @ head.key, inputs @ head.value) @ head.output
 
     step_sizes = [sizes for sizes in schedules.values() for _ in range(runs)]
-    run = descend(head, logits, targets, step_sizes, steps, snapshots)
+    run = descend(head, logits, targets, step_sizes, steps, snapshots, threads)
     return {name: run.columns(slice(arm * runs, (arm + 1) * runs)) for arm, name in enumerate(schedules)}
 
 

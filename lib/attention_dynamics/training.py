@@ -63,15 +63,18 @@ def descend(
     step_sizes: list[StepSizes],
     steps: int,
     snapshots: Iterable[int] = (),
+    threads: int = THREADS,
 ) -> Run:
     """`steps` steps of plain gradient descent on R independent heads at once, all four matrices updated together.
 
     head: matrices with a leading run dimension R; `logits(head)` gives (R, T, C); targets (R, T);
-    step_sizes: one entry for each run; snapshots: steps in 0..steps before which the heads are kept.
+    step_sizes: one entry for each run; snapshots: steps in 0..steps before which the heads are kept;
+    threads: how many compute; the last bit of a sum depends on it. Where several processes work, one for each.
     Raises ValueError for counts that do not match and FloatingPointError, naming runs and step, if a loss
     stops being finite.
     """
     require_count("steps", steps, 0)
+    require_count("threads", threads, 1)
     require_head(head)
     runs = len(head.query)
     if not all(isinstance(sizes, StepSizes) for sizes in step_sizes):
@@ -90,7 +93,7 @@ def descend(
     record = {name: head.query.new_empty(steps + 1, runs) for name in ("loss", "entropy", "accuracy")}
     kept = {}
     head = Head(*(tensor.detach().clone().requires_grad_() for tensor in head))
-    with fixed_threads():
+    with fixed_threads(threads):
         for step in range(steps + 1):
             if step in snapshots:
                 kept[step] = Head(*(tensor.detach().clone() for tensor in head))
@@ -122,10 +125,10 @@ def predictive_entropy(log_probabilities: Tensor) -> Tensor:
 
 
 @contextmanager
-def fixed_threads() -> Iterator[None]:
-    """Compute with THREADS threads, whatever the machine or the environment says, and put the setting back."""
+def fixed_threads(threads: int = THREADS) -> Iterator[None]:
+    """Compute with `threads` threads, whatever the machine or the environment says, and put the setting back."""
     before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
