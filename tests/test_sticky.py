@@ -49,6 +49,17 @@ def test_seeds_share_the_embeddings_and_nothing_else():
     assert torch.equal(alone.inputs[0], problem.inputs[1]) and torch.equal(alone.head.output[0], problem.head.output[1])
 
 
+def test_the_number_of_threads_is_passed_on():
+    seen = set()
+
+    def attention(*tensors):
+        seen.add(torch.get_num_threads())
+        return plain_causal_context(*tensors)
+
+    sticky_runs(sticky_problem([1], length=20), SCHEDULES, 1, attention=attention, threads=3)
+    assert seen == {3}
+
+
 def test_first_step_below():
     loss = torch.tensor([[3.0, 1.0, 3.0, 2.0], [2.0, 1.0, 3.0, 1.0], [1.0, 1.0, 3.0, 3.0]])
     assert first_step_below(loss, 2.0).tolist() == [2, 0, 2, 1]  # the third never is and counts with the budget, 2

@@ -107,8 +107,9 @@ def test_the_number_of_threads_outside_changes_nothing():
 
 def test_inside_the_number_of_threads_is_fixed():
     seen = []
-    run(steps=0, logits=lambda head: seen.append(torch.get_num_threads()) or logits_of(INPUTS)(head))
-    assert seen == [THREADS]
+    for threads in ({}, {"threads": 1}, {"threads": 3}):
+        run(steps=0, logits=lambda head: seen.append(torch.get_num_threads()) or logits_of(INPUTS)(head), **threads)
+    assert seen == [THREADS, 1, 3]
 
 
 def test_a_loss_that_is_no_number_names_runs_and_step():
@@ -139,6 +140,7 @@ def test_predictive_entropy_of_extreme_logits():
         (lambda: run(logits=lambda head: logits_of(INPUTS)(head)[:, :5]), r"logits must have shape \(3, 12, 4\), got"),
         (lambda: run(steps=-1), "steps must be an integer of at least 0, got -1"),
         (lambda: run(steps=2.0), "steps must be an integer"),
+        (lambda: run(threads=0), "threads must be an integer of at least 1, got 0"),
         (lambda: run(step_sizes=SIZES[:2]), "step_sizes must have one entry for each of 3 runs, got 2"),
         (lambda: run(snapshots=[6]), r"snapshots must lie in 0\.\.5, got \[6\]"),
         (lambda: run(targets=TARGETS + 1), r"targets must lie in 0\.\.3, got values from 1 to 4"),

@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import textwrap
 import time
 import types
 import warnings
@@ -150,14 +151,12 @@ def _finish_on_cluster(tasks: list[Task], scheduler: str) -> Iterator[Outcome]:
             f"scheduler must be the address of a running dask scheduler, got {scheduler!r} ({error})"
         ) from None
     with client:
-        futures = [client.submit(_run, task, pure=False) for task in tasks]
-        waiting = as_completed(futures, loop=client.loop)
-        del futures  # a result that was fetched may be forgotten: kept, it would be computed again if its worker died
-        for future in waiting:
+        for future in as_completed([client.submit(_run, task, pure=False) for task in tasks], loop=client.loop):
             try:
                 outcome = future.result()
             except KilledWorker as error:
                 raise BrokenExecutor(str(error)) from error
+            future.release()  # or the cluster would compute it again if the worker that has it died
             yield outcome
 
 
@@ -247,6 +246,11 @@ def _show(line: str) -> None:
     print(line, flush=True)
 
 
+def _short(value: Any) -> str:
+    """What a value is, in part of a line."""
+    return textwrap.shorten(repr(value), 80)
+
+
 def _is_plain(value: Any) -> bool:
     return isinstance(value, Plain)
 
@@ -271,7 +275,7 @@ def _require_configurations(configurations: list[Configuration]) -> list[Configu
         or not configurations
         or not all(isinstance(c, dict) for c in configurations)
     ):
-        raise ValueError(f"configurations must be a list of at least one dict, got {configurations!r}")
+        raise ValueError(f"configurations must be a list of at least one dict, got {_short(configurations)}")
     names = list(configurations[0])
     if "error" in names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"configurations must have texts other than 'error' as names, got {names}")
@@ -282,10 +286,11 @@ def _require_configurations(configurations: list[Configuration]) -> list[Configu
         for name, value in configuration.items():
             if not all(map(_is_plain, value if isinstance(value, list) else [value])):
                 raise ValueError(
-                    f"configurations must hold texts, numbers, truth values or lists of these, got {name}={value!r}"
+                    "configurations must hold texts, numbers, truth values or lists of these, "
+                    f"got {name}={_short(value)}"
                 )
         if _digest(configuration) in seen:
-            raise ValueError(f"configurations must be distinct, got {configuration} twice")
+            raise ValueError(f"configurations must be distinct, got {_short(configuration)} twice")
         seen.add(_digest(configuration))
     return copy.deepcopy(configurations)
 
@@ -304,7 +309,7 @@ def _require_backend(backend: str, scheduler: str) -> None:
 def _require_rows(rows: Rows, configuration: Configuration) -> None:
     """Raise ValueError unless `rows` are what a function must give, under names that are no column yet."""
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"rows must be a list of at least one dict, got {rows!r}")
+        raise ValueError(f"rows must be a list of at least one dict, got {_short(rows)}")
     names = list(rows[0])
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"rows must have texts as names, got {names}")
@@ -315,4 +320,4 @@ def _require_rows(rows: Rows, configuration: Configuration) -> None:
             raise ValueError(f"rows must all have the names {names}, got {list(row)}")
         for name, value in row.items():
             if not _is_plain(value):
-                raise ValueError(f"rows must hold texts, numbers or truth values, got {name}={value!r}")
+                raise ValueError(f"rows must hold texts, numbers or truth values, got {name}={_short(value)}")
