@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import types
 from pathlib import Path
 
 import nbformat
@@ -343,6 +345,14 @@ def test_other_code_than_the_callers_is_refused(tmp_path, calls, monkeypatch, wa
     assert called(calls) == [] and not list((tmp_path / "store").iterdir())
 
 
+def test_two_processes_work_at_once(tmp_path, calls):
+    """With runs that wait, so that the load of the machine decides nothing: six of half a second."""
+    sweep.sweep(sweep_functions.counted, cases(calls), tmp_path / "warm", 2)
+    begin = time.monotonic()
+    sweep.sweep(sweep_functions.slow, cases(calls), tmp_path / "store", 2)
+    assert time.monotonic() - begin < 0.8 * CASES * 0.5
+
+
 @pytest.mark.parametrize("way", ["one", "two", "threads", "cluster"])
 def test_each_run_has_one_thread(tmp_path, way, request):
     options = {"two": {"processes": 2}, "threads": {"processes": 2, "backend": "threading"}}.get(way, {})
@@ -434,6 +444,11 @@ def nested(x):
     return lambda x: x
 
 
+class Runs:
+    def method(x):
+        return [{"y": x}]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -476,14 +491,20 @@ def nested(x):
             {"backend": "dask", "scheduler": "nowhere"},
             "scheduler must be the address of a running dask scheduler, got 'nowhere'",
         ),
-        ({"function": lambda x: x}, "function must be a function at the module level of a file, got <lambda>"),
+        (
+            {"function": lambda x: x},
+            "function must be a function at the module level of an imported file, got <lambda>",
+        ),
         (
             {"function": nested(1)},
-            "function must be a function at the module level of a file, got nested.<locals>.<lambda>",
+            "function must be a function at the module level of an imported file, got nested.<locals>.<lambda>",
         ),
-        ({"function": Path.exists}, "function must be a function at the module level of a file, got Path.exists"),
-        ({"function": math.sqrt}, "function must be a function at the module level of a file, got sqrt"),
-        ({"function": "f"}, "function must be a function at the module level of a file, got str"),
+        (
+            {"function": Runs.method},
+            "function must be a function at the module level of an imported file, got Runs.method",
+        ),
+        ({"function": math.sqrt}, "function must be a function at the module level of an imported file, got sqrt"),
+        ({"function": "f"}, "function must be a function at the module level of an imported file, got str"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(tmp_path, changes, message):
@@ -492,11 +513,16 @@ def test_bad_input_is_refused_in_one_line(tmp_path, changes, message):
     assert "\n" not in str(raised.value)
 
 
-def test_a_function_typed_into_a_notebook_is_refused(tmp_path):
-    module = {"__name__": "__main__"}
-    exec(compile("def typed(x): return [{'a': x}]", "<ipython-input-1>", "exec"), module)
-    with pytest.raises(ValueError, match="function must be a function at the module level of a file, got typed"):
-        call(tmp_path, function=module["typed"])
+@pytest.mark.parametrize("name", ["__main__", "typed_into_a_notebook"])
+def test_a_function_without_an_imported_file_is_refused(tmp_path, monkeypatch, name):
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    file = __file__ if name == "__main__" else "<ipython-input-1>"
+    exec(compile("def typed(x): return [{'a': x}]", file, "exec"), module.__dict__)
+    with pytest.raises(
+        ValueError, match="function must be a function at the module level of an imported file, got typed"
+    ):
+        call(tmp_path, function=module.typed)
 
 
 def test_without_dask_the_extra_is_named(tmp_path, monkeypatch):

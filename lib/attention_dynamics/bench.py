@@ -51,7 +51,9 @@ def short_sweep(processes: int, runs: int = SWEEP_RUNS, length: int = SWEEP_LENG
     """The sweep over `runs` seeds, nothing of it stored before, without its lines of progress."""
     configurations = [{"seed": seed, "length": length, "steps": steps} for seed in range(runs)]
     with tempfile.TemporaryDirectory() as store, contextlib.redirect_stdout(io.StringIO()):
-        sweep(short_run, configurations, store, processes)
+        table = sweep(short_run, configurations, store, processes)
+    if failed := [error for error in table["error"] if error]:
+        raise RuntimeError(f"a run of the sweep failed: {failed[0]}")
 
 
 def sweep_rate(processes: int) -> float:
@@ -74,4 +76,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from attention_dynamics import bench  # the same under a name that other processes can import
+
+    bench.main()

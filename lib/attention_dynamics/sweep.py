@@ -64,9 +64,9 @@ def sweep(
 ) -> pd.DataFrame:
     """Call `function(**configuration)` for every configuration; the table of all rows, in the order given.
 
-    function: at the module level of a file; gives a list of at least one dict from names to texts, numbers or truth
-    values, all with the same names. Its result must depend on nothing but the configuration, and it finds torch with
-    one thread: to stay with one, it passes `threads=1` on to `training.descend` or `sticky.sticky_runs`.
+    function: at the module level of an imported file; gives a list of at least one dict from names to texts, numbers or
+    truth values, all with the same names. Its result must depend on nothing but the configuration, and it finds torch
+    with one thread: to stay with one, it passes `threads=1` on to `training.descend` or `sticky.sticky_runs`.
     configurations: distinct dicts with the same names; values are texts, numbers, truth values or lists of these.
     store: folder where each finished configuration is kept; what is there is not computed again. The names of its
     files hash the function's name, the configuration, all code of this library, the function's own file (not what
@@ -263,9 +263,10 @@ def _require_function(function: Callable) -> None:
     if (
         not isinstance(plain, types.FunctionType)
         or getattr(module, name, None) is not function
+        or module.__name__ == "__main__"  # sent to another process as bare code, without its file
         or not _file(plain).is_file()
     ):
-        raise ValueError(f"function must be a function at the module level of a file, got {name}")
+        raise ValueError(f"function must be a function at the module level of an imported file, got {name}")
 
 
 def _require_configurations(configurations: list[Configuration]) -> list[Configuration]:
