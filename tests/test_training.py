@@ -119,7 +119,9 @@ def test_a_loss_that_is_no_number_names_runs_and_step():
         out = logits_of(INPUTS)(head)
         return torch.where(torch.tensor([False, True, False])[:, None, None], math.nan, out) if next(step) == 2 else out
 
-    with pytest.raises(FloatingPointError, match=r"loss of run\(s\) \[1\] is not finite before step 2"):
+    with pytest.raises(
+        FloatingPointError, match=r"loss of run\(s\) \[1\] is not finite before step 2: smaller steps than StepSizes"
+    ):
         run(logits=logits)
 
 
@@ -137,6 +139,7 @@ def test_predictive_entropy_of_extreme_logits():
         (lambda: StepSizes(0.1, 0.1, 0.1, math.nan), "step size of output must lie in"),
         (lambda: StepSizes(0.1, "0.1", 0.1, 0.1), "step size of key must lie in"),
         (lambda: run(step_sizes=[0.1] * 3), "step_sizes must be StepSizes, got .'float', 'float', 'float'."),
+        (lambda: run(logits=lambda head: logits_of(INPUTS)(head).detach()), "logits must be computed from the head"),
         (lambda: run(logits=lambda head: logits_of(INPUTS)(head)[:, :5]), r"logits must have shape \(3, 12, 4\), got"),
         (lambda: run(steps=-1), "steps must be an integer of at least 0, got -1"),
         (lambda: run(steps=2.0), "steps must be an integer"),

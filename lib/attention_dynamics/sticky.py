@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attention_dynamics import THREADS
 from attention_dynamics.attention import Head, fused_causal_context, initial_head, stack_heads
-from attention_dynamics.checks import require_floating, require_seeds
+from attention_dynamics.checks import require_seeds, require_shapes
 from attention_dynamics.tasks import sticky_sequence, sticky_transition, symbol_embeddings
 from attention_dynamics.training import Run, StepSizes, descend
 
@@ -19,7 +19,7 @@ SCHEDULES = {"sgd": StepSizes(0.01, 0.01, 0.01, 0.01), "em_like": StepSizes(0.01
 
 class Problem(NamedTuple):
     """R seeds at once: inputs (R, T, d_x), targets (R, T), initial head with leading dimension R,
-    the noiseless embeddings (n, d_x) and the transition matrix (n, n)."""
+    the noiseless embeddings (R, n, d_x) and the transition matrix (n, n)."""
 
     inputs: Tensor
     targets: Tensor
@@ -28,21 +28,32 @@ class Problem(NamedTuple):
     transition: Tensor
 
 
-def sticky_problem(seeds: Iterable[int] = SEEDS, length: int = 2000, self_prob: float = 0.3) -> Problem:
+def sticky_problem(
+    seeds: Iterable[int] = SEEDS,
+    length: int = 2000,
+    self_prob: float = 0.3,
+    noise: float = 1.0,
+    embedding_seeds: Iterable[int] | None = None,
+) -> Problem:
     """Data and initial heads of the reference protocol.
 
-    The embeddings come from seed 0 for all runs. Seed s draws the sequence; seed s again draws the weights.
-    Raises ValueError for seeds that are none, repeated or negative, length < 2 or a `self_prob` outside [0, 1].
+    Seed s draws the sequence of `length` symbols; seed s again draws the weights. The embeddings come from
+    `embedding_seeds`, one for each run; None is the protocol's own, seed 0 for all. Raises ValueError for seeds that are
+    none, repeated or negative, for another number of embedding seeds, length < 2, a `self_prob` outside [0, 1] or
+    negative noise.
     """
-    transition, embeddings = sticky_transition(N_SYMBOLS, self_prob), symbol_embeddings(N_SYMBOLS)
+    transition = sticky_transition(N_SYMBOLS, self_prob)
     seeds = require_seeds(seeds)
+    embedding_seeds = [0] * len(seeds) if embedding_seeds is None else list(embedding_seeds)
+    if len(embedding_seeds) != len(seeds):
+        raise ValueError(f"embedding_seeds must hold one for each of {len(seeds)} seeds, got {len(embedding_seeds)}")
+    embeddings = torch.stack([symbol_embeddings(N_SYMBOLS, seed=seed) for seed in embedding_seeds])
     sequences, heads = [], []
-    for seed in seeds:
-        sequences.append(sticky_sequence(transition, embeddings, length, torch.Generator().manual_seed(seed)))
-        heads.append(initial_head(embeddings.shape[-1], D_K, D_V, N_SYMBOLS, torch.Generator().manual_seed(seed)))
-    head = stack_heads(heads)
+    for seed, rows in zip(seeds, embeddings, strict=True):
+        sequences.append(sticky_sequence(transition, rows, length, torch.Generator().manual_seed(seed), noise))
+        heads.append(initial_head(rows.shape[-1], D_K, D_V, N_SYMBOLS, torch.Generator().manual_seed(seed)))
     inputs, targets = (torch.stack(tensors) for tensors in zip(*sequences, strict=True))
-    return Problem(inputs, targets, head, embeddings, transition)
+    return Problem(inputs, targets, stack_heads(heads), embeddings, transition)
 
 
 def sticky_runs(
@@ -77,7 +88,13 @@ def sticky_runs(
 
 def first_step_below(loss: Tensor, level: Tensor | float) -> Tensor:
     """(R,) first row of `loss` (S+1, R) that is below `level`; S, the whole budget, for a run that never is.
-    Raises ValueError for a loss without runs or that is not finite."""
-    require_floating("loss", loss)
+    Raises ValueError for a loss without rows or runs or that is not finite, or levels that are not finite or neither one nor one a run."""
+    require_shapes(loss=(loss, "rows R"))
+    if not bool(torch.isfinite(torch.as_tensor(level)).all()):
+        raise ValueError("level must be finite, got NaN or infinity")
+    if isinstance(level, Tensor) and level.shape not in ((), loss.shape[1:]):
+        raise ValueError(
+            f"level must be one number or one for each of {loss.shape[1]} runs, got shape {tuple(level.shape)}"
+        )
     below = loss < level
     return torch.where(below.any(0), below.int().argmax(0), len(loss) - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_dynamics import THREADS
 from attention_dynamics.attention import Head, require_head
-from attention_dynamics.checks import require_count, require_floating, require_labels, require_number
+from attention_dynamics.checks import require_count, require_labels, require_number
 from attention_dynamics.laws import negative_log_likelihood
 
 
@@ -104,12 +104,15 @@ def descend(
                 )
             log_probabilities = torch.log_softmax(now, -1)
             loss = negative_log_likelihood(log_probabilities, targets)
+            if not loss.requires_grad:
+                raise ValueError("logits must be computed from the head that it is given, got a constant")
             record["loss"][step] = loss.detach()
             record["entropy"][step] = predictive_entropy(log_probabilities.detach())
             record["accuracy"][step] = (log_probabilities.argmax(-1) == targets).to(loss.dtype).mean(-1)
             if not torch.isfinite(loss).all():
+                lost = (~torch.isfinite(loss)).nonzero().flatten().tolist()
                 raise FloatingPointError(
-                    f"loss of run(s) {(~torch.isfinite(loss)).nonzero().flatten().tolist()} is not finite before step {step}"
+                    f"loss of run(s) {lost} is not finite before step {step}: smaller steps than {step_sizes[lost[0]]} are needed"
                 )
             if step < steps:
                 gradients = torch.autograd.grad(loss.sum(), head)
