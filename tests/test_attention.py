@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_dynamics.attention import (
-    Head,
     attend,
     causal_mask,
     fused_causal_context,
@@ -103,7 +102,7 @@ HEAD = initial_head(4, 3, 2, 5, torch.Generator().manual_seed(0))
             lambda: fused_causal_context(Q[None], K[None], V[None]),
             "fused attention takes queries, keys and values of one length",
         ),
-        (lambda: fused_causal_context(K, K, V), "queries must have 3 dimensions"),
+        (lambda: fused_causal_context(K, K, V), "queries must be a floating-point tensor of 3 dimensions"),
         (lambda: attend(Q.double(), K, V), "queries and keys and values must have one dtype"),
         (lambda: attend(Q.expand(2, 4, 3), K.expand(3, 5, 3), V), "must have leading dimensions that broadcast"),
         (lambda: attend(Q[:, :0], K[:, :0], V), "queries must have a width of at least 1"),
@@ -122,7 +121,26 @@ HEAD = initial_head(4, 3, 2, 5, torch.Generator().manual_seed(0))
             "scale must lie in .0, inf. and be finite",
         ),
         (lambda: stack_heads([]), "heads must hold at least one head"),
-        (lambda: stack_heads([HEAD, Head(*(t[:1] for t in HEAD))]), "heads must have equal shapes"),
+        (lambda: stack_heads([HEAD, HEAD._replace(output=HEAD.output[:, :1])]), "heads must have equal shapes"),
+        (lambda: stack_heads([1, 2]), "head must be a Head, got int"),
+        (lambda: project(None, Q), "head must be a Head, got NoneType"),
+        (lambda: project(HEAD._replace(key=HEAD.key[:, :1]), torch.ones(3, 4)), "key must have size 3 in dimension -1"),
+        (
+            lambda: project(HEAD._replace(value=[1]), torch.ones(3, 4)),
+            "value must be a tensor of at least 2 dimensions",
+        ),
+        (
+            lambda: project(HEAD._replace(key=HEAD.key.expand(2, 4, 3)), torch.ones(3, 3, 4)),
+            "must have leading dimensions that broadcast",
+        ),
+        (lambda: initial_head(4, 3, 2, 5, torch.Generator(), dtype=torch.long), "dtype must be a floating-point"),
+        (
+            lambda: fused_causal_context(Q[None].long(), K[None], V[None]),
+            "queries must be a floating-point .* torch.int64",
+        ),
+        (lambda: fused_causal_context([1], K[None], V[None]), "queries must be a floating-point tensor .* got list"),
+        (lambda: fused_causal_context(Q[None], Q[None].double(), Q[None]), "must have one dtype"),
+        (lambda: fused_causal_context(Q[None, :, :0], Q[None, :, :0], Q[None]), "a width of at least 1, got 0"),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -197,12 +197,19 @@ def test_deviations_name_what_changed():
         (lambda: claims.paired_interval([1.0, 2.0], [1.0]), "paired samples must have equal length, got 2 and 1"),
         (lambda: claims.prediction_interval([1.0]), "samples must be at least two finite numbers"),
         (lambda: claims.bootstrap_interval(3, lambda index: math.nan), "statistic must be finite"),
-        (lambda: claims.bootstrap_prediction(1, float), "n_seeds must be at least 2"),
+        (lambda: claims.bootstrap_prediction(1, float), "n_seeds must be an integer of at least 2, got 1"),
         (lambda: row(reasons={}), "reasons of claim L1 must hold one for the verdict 'qualified'"),
         (lambda: claims.mean_interval([1.0]), "samples must be at least two finite numbers"),
         (lambda: claims.mean_interval([1.0, math.nan]), "samples must be at least two finite numbers"),
         (lambda: claims.mean_interval([[1.0, 2.0]]), "samples must be at least two finite numbers"),
-        (lambda: claims.bootstrap_interval(1, float), "n_seeds must be at least 2, got 1"),
+        (lambda: claims.bootstrap_interval(1, float), "n_seeds must be an integer of at least 2, got 1"),
+        (lambda: claims.bootstrap_interval(2.5, float), "n_seeds must be an integer of at least 2, got 2.5"),
+        (lambda: claims.judge_conditions({"a": "False"}, {}), "conditions must be True or False, got .'a': 'False'."),
+        (lambda: claims.judge_identity({"a": -5.0}, 1e-6), "errors must not be negative"),
+        (
+            lambda: row(judgement=claims.Judgement("maybe", "a rule"), reasons={"maybe": "because"}),
+            "verdict of claim L1 must be one of reproduced, qualified, not reproduced, got 'maybe'",
+        ),
         (lambda: claims.record([], "01_a", "x"), "claims must be distinct and at least one"),
         (lambda: claims.record([row(), row()], "01_a", "x"), "claims must be distinct"),
         (lambda: claims.record([row()], "02_b", "x"), r"claims must be of notebook 02_b, got others: \['L1'\]"),
@@ -218,8 +225,8 @@ def test_bad_input_is_refused(call, message, tmp_path, monkeypatch):
 def test_folders_and_files_that_hold_no_records_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no NN_claims.json in"):
         claims.read(tmp_path)
-    for text in ("{", "[1]", '[{"id": "L1"}]'):
-        (tmp_path / "01_claims.json").write_text(text, encoding="utf-8")
+    for text in (b"{", b"[1]", b'[{"id": "L1"}]', b"\xff\x00"):
+        (tmp_path / "01_claims.json").write_bytes(text)
         with pytest.raises(ValueError, match="01_claims.json must hold claim records"):
             claims.read(tmp_path)
     claims.record([row()], "01_a", tmp_path)

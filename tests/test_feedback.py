@@ -129,6 +129,10 @@ WIDE = TASK.head._replace(output=torch.cat([TASK.head.output] * 2, -2))
         (lambda: feedback.specialisation(W, torch.zeros(3, dtype=torch.long), 2.5), "n_classes must be an integer"),
         (lambda: feedback.run_arm(feedback.competition([1]), 0.1, 3), "step_sizes must be StepSizes"),
         (lambda: feedback.specialisation(W, torch.full((3,), 2), 2), r"targets must lie in 0\.\.1"),
+        (
+            lambda: feedback.specialisation(W[:0], torch.zeros(0, dtype=torch.long), 2),
+            "weights must hold at least one query",
+        ),
         (lambda: feedback.forward(TASK, None), "head must be a Head, got NoneType"),
         (
             lambda: feedback.forward(TASK, TASK.head._replace(key=TASK.head.value)),

@@ -84,6 +84,8 @@ def test_participation_ratio_counts_dimensions():
     corners = torch.cat([torch.eye(3), -torch.eye(3)])
     assert abs(float(participation_ratio(corners)) - 3) < 1e-5
     assert abs(float(participation_ratio(corners[:, :1])) - 1) < 1e-5
+    for scale in (1e-30, 1e30):
+        assert abs(float(participation_ratio(scale * corners)) - 3) < 1e-5, "no square over- or underflows"
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ NAN = math.nan
         (lambda: laws.value_gradient(W, U[:2]), "upstream must have size 3 in dimension -2"),
         (lambda: laws.value_gradient(W * NAN, U), "weights must be finite"),
         (lambda: laws.query_gradient(B, V[:3]), "keys must have size 4 in dimension -2"),
+        (lambda: laws.query_gradient(B, V[:, :0]), "keys must have a width of at least 1, got 0"),
         (lambda: laws.key_gradient(B, V), "queries must have size 3 in dimension -2"),
         (lambda: laws.key_gradient(B, U * NAN), "queries must be finite"),
         (lambda: laws.compatibility(U.double(), V), "upstream and values must have one dtype"),
@@ -265,6 +266,12 @@ NAN = math.nan
         (lambda: laws.query_gradient(B, V.double()), "score_gradient and keys must have one dtype"),
         (lambda: laws.cross_entropy(LOGITS[:0], TARGETS[:0]), "logits must hold at least one position"),
         (lambda: laws.relative_error(U, V), "found must have the shape of exact"),
+        (lambda: laws.relative_error([1.0], U), "found and exact must be tensors with at least one entry"),
+        (lambda: laws.relative_error(U[:0], U[:0]), "found and exact must be tensors with at least one entry"),
+        (lambda: laws.negative_log_likelihood(LOGITS, TARGETS + 99), "targets must lie in"),
+        (lambda: laws.negative_log_likelihood(LOGITS, TARGETS[:1]), "targets must have the logits' shape without"),
+        (lambda: laws.logit_gradient(LOGITS, TARGETS.int()), "targets must be a tensor of integers, torch.int64"),
+        (lambda: laws.cross_entropy(LOGITS, TARGETS.to(torch.uint8)), "targets must be a tensor of integers"),
         (lambda: laws.responsibility(2 * W), "weights must have rows that sum to 1"),
     ],
 )
@@ -288,3 +295,13 @@ def test_head_gradients_refuses_what_does_not_fit():
     ):
         with pytest.raises(ValueError, match=message):
             laws.head_gradients(head, trace, *arguments)
+    for stranger, message in (
+        (initial_head(4, 2, 2, 5, torch.Generator()), "queries must have size 2 in dimension -1"),
+        (initial_head(4, 3, 3, 5, torch.Generator()), "values must have size 3 in dimension -1"),
+        (Head(*(matrix.double() for matrix in head)), "must have one dtype"),
+        (None, "head must be a Head, got NoneType"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            laws.head_gradients(stranger, trace, inputs, good)
+    with pytest.raises(ValueError, match="trace must be a Trace, got NoneType"):
+        laws.head_gradients(head, None, inputs, good)

@@ -14,6 +14,16 @@ BAD = {
     "lr": [0, -0.2, float("inf"), "x", None],
     "lr_sgd": [0, 0.0, -0.01, float("inf"), float("nan"), "fast", True],
     "lr_value": [0, -1, float("nan"), "true", None],
+    "length_controls": [19, 100.5, "long"],
+    "length_grid": [0, None],
+    "steps_grid": [9, "x"],
+    "every": [0, 2.0, True],
+    "rounds": [0, "many"],
+    "grid": [[], [0.1], [0.1, 0.01], [0.1, 0.1], [0, 1], 0.1, [0.1, "x"], [0.1, float("inf")]],
+    "noises": [[1.0], [2, 1], [-1.0, 1.0], "loud", None],
+    "processes": [0, 1.5, True],
+    "backend": ["", 3, None],
+    "scheduler": [3, None],
     "results": ["", 3, None, True],
     "records": [3, None, False],
 }
@@ -43,5 +53,5 @@ def test_the_spelling_of_a_value_is_taken_for_it():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="unknown parameter fast: known are length, lr, lr_sgd"):
+    with pytest.raises(ValueError, match="unknown parameter fast: known are backend, every, grid, length"):
         parameters.checked(fast=False)

@@ -1,6 +1,6 @@
 """Helper library of the companion to 'Gradient Dynamics of Attention' (arXiv 2512.22473).
 
-From the bottom up: `checks`; `attention`; `laws`, `tasks`; `training`, `geometry`; `sticky`, `feedback`; beside them
+From the bottom up: `checks`; `attention`; `laws`, `tasks`; `training`, `geometry`; `sticky`, `feedback`; `controls`; beside them
 `paths`, `parameters`, `claims`, `figures` and `plots`, `pairing`, `sweep`; on top `reproduce`, which runs the notebooks,
 and `bench`.
 """

@@ -14,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attention_dynamics.checks import require_compatible, require_count, require_floating, require_number, require_size
+from attention_dynamics.checks import (
+    described,
+    require_compatible,
+    require_count,
+    require_floating,
+    require_number,
+    require_size,
+)
 
 # The fused CPU kernel is fastest when the head width is a multiple of its vector width.
 FUSED_WIDTH = 16
@@ -64,10 +71,12 @@ def initial_head(
 ) -> Head:
     """Draw a head with entries scale * N(0, 1), in the order W_Q, W_K, W_V, W_O.
 
-    Raises ValueError for a size below one or a negative scale.
+    Raises ValueError for a size below one, a negative scale or a dtype that is not floating.
     """
     for name, size in (("d_x", d_x), ("d_k", d_k), ("d_v", d_v), ("n_classes", n_classes)):
         require_count(name, size, 1)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
     require_number("scale", scale, 0, math.inf)
     shapes = ((d_x, d_k), (d_x, d_k), (d_x, d_v), (d_v, n_classes))
     return Head(*(scale * torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes))
@@ -78,6 +87,8 @@ def stack_heads(heads: list[Head]) -> Head:
     heads or for unequal shapes."""
     if not heads:
         raise ValueError("heads must hold at least one head, got an empty list")
+    for head in heads:
+        require_head(head)
     shapes = {tuple(tuple(tensor.shape) for tensor in head) for head in heads}
     if len(shapes) > 1:
         raise ValueError(f"heads must have equal shapes, got {sorted(shapes)}")
@@ -90,14 +101,13 @@ def require_head(head: Head) -> None:
         raise ValueError(f"head must be a Head, got {type(head).__name__}")
     for name, tensor in head._asdict().items():
         if not isinstance(tensor, Tensor) or tensor.dim() < 2:
-            raise ValueError(
-                f"{name} must be a tensor of at least 2 dimensions, got {getattr(tensor, 'shape', tensor)}"
-            )
+            raise ValueError(f"{name} must be a tensor of at least 2 dimensions, got {described(tensor)}")
     d_x, d_k = head.query.shape[-2:]
     require_size("key", head.key, -2, d_x, "the query matrix's d_x")
     require_size("key", head.key, -1, d_k, "the query matrix's d_k")
     require_size("value", head.value, -2, d_x, "the query matrix's d_x")
     require_size("output", head.output, -2, head.value.shape[-1], "the value matrix's d_v")
+    require_compatible(**head._asdict())
 
 
 def causal_mask(length: int) -> Tensor:
@@ -116,7 +126,7 @@ def project(head: Head, inputs: Tensor, memory: Tensor | None = None) -> tuple[T
     for name, tensor in (("inputs", inputs), ("memory", memory)):
         require_floating(name, tensor)
         require_size(name, tensor, -1, head.query.shape[-2], "the head's d_x")
-    require_compatible(inputs=inputs, memory=memory, head=head.query)
+    require_compatible(inputs=inputs, memory=memory, **head._asdict())
     return inputs @ head.query, memory @ head.key, memory @ head.value
 
 
@@ -148,9 +158,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = 
 def require_mask(mask: Tensor, scores: Tensor) -> None:
     """Raise ValueError unless `mask` is boolean, fits `scores` and leaves every query something to attend to."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask must be a boolean tensor, True where attention is allowed, got {getattr(mask, 'dtype', mask)}"
-        )
+        raise ValueError(f"mask must be a boolean tensor, True where attention is allowed, got {described(mask)}")
     try:
         fits = torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
     except RuntimeError:
@@ -169,8 +177,11 @@ def fused_causal_context(queries: Tensor, keys: Tensor, values: Tensor) -> Tenso
     neither scores nor context. Raises ValueError for other shapes; values are not inspected, this is the hot path.
     """
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
-        if tensor.dim() != 3:
-            raise ValueError(f"{name} must have 3 dimensions (runs, T, width), got shape {tuple(tensor.shape)}")
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() != 3:
+            raise ValueError(
+                f"{name} must be a floating-point tensor of 3 dimensions (runs, T, width), got {described(tensor)}"
+            )
+    require_compatible(queries=queries, keys=keys, values=values)
     require_size("keys", keys, -1, queries.shape[-1], "the queries' d_k")
     if not queries.shape[:2] == keys.shape[:2] == values.shape[:2]:
         raise ValueError(
@@ -178,6 +189,8 @@ def fused_causal_context(queries: Tensor, keys: Tensor, values: Tensor) -> Tenso
             f"{[tuple(tensor.shape[:2]) for tensor in (queries, keys, values)]}"
         )
     d_k, d_v = queries.shape[-1], values.shape[-1]
+    if d_k == 0:
+        raise ValueError("queries must have a width of at least 1, got 0")
     width = -(-max(d_k, d_v) // FUSED_WIDTH) * FUSED_WIDTH
     padded = [F.pad(tensor, (0, width - tensor.shape[-1])).unsqueeze(-3) for tensor in (queries, keys, values)]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

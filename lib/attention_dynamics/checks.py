@@ -11,12 +11,16 @@ from torch import Tensor
 def require_floating(name: str, tensor: Tensor, min_dims: int = 2) -> None:
     """Raise ValueError unless `tensor` is a finite floating tensor with at least `min_dims` dimensions."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ValueError(f"{name} must be a floating-point tensor, got {kind}")
+        raise ValueError(f"{name} must be a floating-point tensor, got {described(tensor)}")
     if tensor.dim() < min_dims:
         raise ValueError(f"{name} must have at least {min_dims} dimensions, got shape {tuple(tensor.shape)}")
     if not torch.isfinite(tensor).all():
         raise ValueError(f"{name} must be finite, got NaN or infinity")
+
+
+def described(value: object) -> str:
+    """What a refusal says of a value that should have been a tensor of a certain kind, in one line."""
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def require_size(name: str, tensor: Tensor, dim: int, size: int, why: str) -> None:
@@ -26,10 +30,9 @@ def require_size(name: str, tensor: Tensor, dim: int, size: int, why: str) -> No
 
 
 def require_labels(name: str, labels: Tensor, n_classes: int) -> None:
-    """Raise ValueError unless `labels` holds integers in 0..n_classes-1."""
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype in (torch.bool, torch.complex64):
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"{name} must be a tensor of integers, got {kind}")
+    """Raise ValueError unless `labels` holds int64 integers, PyTorch's type of indices, in 0..n_classes-1."""
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        raise ValueError(f"{name} must be a tensor of integers, torch.int64, got {described(labels)}")
     if labels.numel() and not (0 <= int(labels.min()) and int(labels.max()) < n_classes):
         raise ValueError(
             f"{name} must lie in 0..{n_classes - 1}, got values from {int(labels.min())} to {int(labels.max())}"
@@ -67,6 +70,8 @@ def require_number(name: str, value: float, low: float, high: float) -> None:
 
 def require_seeds(seeds: Iterable[int]) -> list[int]:
     """The seeds as a list. Raise ValueError unless they are at least one, distinct integers of at least 0."""
+    if not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds must be a list of integers, got {seeds!r}")
     seeds = list(seeds)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must hold at least one seed and none twice, got {seeds}")

@@ -89,6 +89,8 @@ def claim(
         raise ValueError(f"control of claim {id} must say what could have refuted it, got {control!r}")
     if interval is not None and not interval.low <= interval.high:
         raise ValueError(f"interval of claim {id} must have low <= high, got {interval.low} to {interval.high}")
+    if judgement.verdict not in VERDICTS:
+        raise ValueError(f"verdict of claim {id} must be one of {', '.join(VERDICTS)}, got {judgement.verdict!r}")
     if judgement.verdict not in reasons:
         raise ValueError(
             f"reasons of claim {id} must hold one for the verdict {judgement.verdict!r}, got {sorted(reasons)}"
@@ -165,8 +167,8 @@ def bootstrap_prediction(n_seeds: int, statistic: Callable[[np.ndarray], float])
 
 
 def _bootstrap(n_seeds: int, resamples: int, statistic: Callable[..., float]) -> tuple[float, float]:
-    if n_seeds < 2:
-        raise ValueError(f"n_seeds must be at least 2, got {n_seeds}")
+    if not isinstance(n_seeds, int) or n_seeds < 2:
+        raise ValueError(f"n_seeds must be an integer of at least 2, got {n_seeds!r}")
 
     def finite(*indices: np.ndarray) -> float:
         value = statistic(*(index.astype(int) for index in indices))
@@ -187,7 +189,10 @@ def _bootstrap(n_seeds: int, resamples: int, statistic: Callable[..., float]) ->
 
 
 def judge_identity(errors: dict[str, float], tolerance: float, kind: str = "relative error") -> Judgement:
-    """For a law: `errors` has the largest error, of this kind, of each independent check."""
+    """For a law: `errors` has the largest error, of this kind, of each independent check. Raises ValueError for an
+    error that is negative."""
+    if any(error < 0 for error in errors.values()):
+        raise ValueError(f"errors must not be negative, got {errors}")
     verdict = REPRODUCED if errors and all(error <= tolerance for error in errors.values()) else NOT_REPRODUCED
     return Judgement(
         verdict,
@@ -233,6 +238,8 @@ def judge_conditions(core: dict[str, bool], rest: dict[str, bool]) -> Judgement:
     Raises ValueError for an empty core."""
     if not core:
         raise ValueError("core must name at least one condition, got none")
+    if strangers := {name: value for name, value in (core | rest).items() if not isinstance(value, bool | np.bool_)}:
+        raise ValueError(f"conditions must be True or False, got {strangers}")
     verdict = NOT_REPRODUCED if not all(core.values()) else REPRODUCED if all(rest.values()) else QUALIFIED
     return Judgement(
         verdict,
@@ -290,7 +297,7 @@ def read_file(file: Path) -> list[Claim]:
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
         claims = [Claim(**{**row, "interval": row["interval"] and Interval(**row["interval"])}) for row in rows]
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, TypeError, KeyError) as error:
         raise ValueError(f"{file} must hold claim records: {error}") from None
     for row in claims:
         if row.verdict not in VERDICTS:
@@ -364,5 +371,5 @@ def _ends(row: Claim) -> str:
 def _samples(samples: Sequence[float]) -> np.ndarray:
     array = np.asarray(samples, dtype=float)
     if array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
-        raise ValueError(f"samples must be at least two finite numbers, got {samples}")
+        raise ValueError(f"samples must be at least two finite numbers, got {str(samples).splitlines()[0]}")
     return array

@@ -82,6 +82,8 @@ def specialisation(weights: Tensor, targets: Tensor, n_classes: int) -> Tensor:
     require_count("n_classes", n_classes, 2)
     require_stochastic("weights", weights)
     require_labels("targets", targets, n_classes)
+    if weights.shape[-2] == 0:
+        raise ValueError("weights must hold at least one query, got none")
     if targets.shape != weights.shape[:-1]:
         raise ValueError(
             f"targets must have shape {tuple(weights.shape[:-1])}, one class for each query, got {tuple(targets.shape)}"

@@ -9,6 +9,7 @@ import pandas as pd
 from IPython.display import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from attention_dynamics import paths
 from attention_dynamics.checks import require_table
@@ -76,23 +77,26 @@ def mean_band(samples: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
+def write_cell(axes: Axes, image: AxesImage, row: int, column: int, text: str, value: float) -> None:
+    """Write `text` into the cell of `image` that shows `value`, dark on light or light on dark."""
+    red, green, blue, _ = image.cmap(image.norm(value))
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+    axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+
+
 def annotated_heatmap(axes: Axes, matrix, title: str, signed: bool, fmt: str = "{:.2f}", limit: float | None = None):
     """Draw `matrix` with its numbers in the cells; NaN cells are blank. Returns the image, for a colour bar.
 
     signed: centre the colours at zero. limit: largest absolute value of the colour scale, default the matrix's own.
     """
     matrix = np.asarray(matrix, dtype=float)
-    if matrix.ndim != 2 or not np.isfinite(matrix).any():
-        raise ValueError(f"matrix must have 2 dimensions and at least one finite number, got shape {matrix.shape}")
+    if matrix.ndim != 2 or np.isinf(matrix).any() or np.isnan(matrix).all():
+        raise ValueError(f"matrix must have 2 dimensions, a number and no infinity, got shape {matrix.shape}")
     limit = float(abs(matrix[matrix == matrix]).max()) if limit is None else limit
     limit = limit or 1.0
     image = axes.imshow(matrix, cmap=SIGNED if signed else SEQUENTIAL, vmin=-limit if signed else 0, vmax=limit)
     for (row, column), value in ((index, matrix[index]) for index in zip(*(matrix == matrix).nonzero(), strict=True)):
-        red, green, blue, _ = image.cmap(image.norm(value))
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-        axes.text(
-            column, row, fmt.format(value), ha="center", va="center", fontsize=7, color="white" if dark else "black"
-        )
+        write_cell(axes, image, row, column, fmt.format(value), value)
     axes.set(title=title, xticks=range(matrix.shape[1]), yticks=range(matrix.shape[0]))
     axes.grid(False)
     return image

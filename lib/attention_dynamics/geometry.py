@@ -37,7 +37,7 @@ def principal_components(points: Tensor, n_components: int = 2) -> tuple[Tensor,
     """
     require_floating("points", points)
     require_count("n_components", n_components, 1)
-    rows = points.reshape(-1, points.shape[-1])
+    rows = points.detach().reshape(-1, points.shape[-1])
     if n_components > min(rows.shape):
         raise ValueError(
             f"n_components must be at most {min(rows.shape)} for {tuple(rows.shape)} points, got {n_components}"
@@ -53,7 +53,8 @@ def participation_ratio(points: Tensor) -> Tensor:
     dimensions that the points fill, between 1 and min(n - 1, d). Raises ValueError for points that are all the same."""
     require_floating("points", points)
     _require_spread(points)
-    spectrum = torch.linalg.svdvals(points - points.mean(-2, keepdim=True)).square()
+    singular = torch.linalg.svdvals(points - points.mean(-2, keepdim=True))
+    spectrum = (singular / singular[..., :1]).square()  # of the first, so that no square is too large or too small
     return spectrum.sum(-1).square() / spectrum.square().sum(-1)
 
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from attention_dynamics.attention import Head, Trace
+from attention_dynamics.attention import Head, Trace, require_head
 from attention_dynamics.checks import (
     require_compatible,
     require_floating,
@@ -31,7 +31,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """(...,) mean over positions of -log p_i[y_i], in nats, from log p (..., T, C) and targets (..., T)."""
+    """(...,) mean over positions of -log p_i[y_i], in nats, from log p (..., T, C) and targets (..., T). Raises
+    ValueError for labels out of range or of another shape; log p itself is not inspected, training has it watched."""
+    require_labels("targets", targets, log_probabilities.shape[-1])
+    _require_one_each(log_probabilities, targets)
     return -log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1).mean(-1)
 
 
@@ -90,6 +93,8 @@ def query_gradient(score_gradient: Tensor, keys: Tensor) -> Tensor:
     """(..., Tq, d_k) dL/dq_i = sum_j dL/ds_ij k_j / sqrt(d_k) (law L3)."""
     require_floating("score_gradient", score_gradient)
     require_floating("keys", keys)
+    if keys.shape[-1] == 0:
+        raise ValueError("keys must have a width of at least 1, got 0")
     require_size("keys", keys, -2, score_gradient.shape[-1], "one key for each column of the score gradient")
     require_compatible(score_gradient=score_gradient, keys=keys)
     return score_gradient @ keys / math.sqrt(keys.shape[-1])
@@ -120,13 +125,20 @@ def head_gradients(
     logit_gradient (..., Tq, C), see `logit_gradient`. Raises ValueError for shapes that do not fit.
     """
     memory = inputs if memory is None else memory
+    require_head(head)
+    if not isinstance(trace, Trace):
+        raise ValueError(f"trace must be a Trace, got {type(trace).__name__}")
+    for name, tensor, matrix in (("queries", trace.queries, head.query), ("values", trace.values, head.value)):
+        require_size(name, tensor, -1, matrix.shape[-1], "the width of the head's matrix")
     require_floating("inputs", inputs)
     require_floating("memory", memory)
     require_floating("logit_gradient", logit_gradient)
     require_size("logit_gradient", logit_gradient, -1, head.output.shape[-1], "the number of classes")
     for name, tensor in (("inputs", inputs), ("memory", memory)):
         require_size(name, tensor, -1, head.query.shape[-2], "the head's d_x")
-    require_compatible(inputs=inputs, memory=memory, logit_gradient=logit_gradient, weights=trace.weights)
+    require_compatible(
+        inputs=inputs, memory=memory, logit_gradient=logit_gradient, weights=trace.weights, output=head.output
+    )
     require_size("inputs", inputs, -2, trace.queries.shape[-2], "the trace's number of queries")
     require_size("memory", memory, -2, trace.keys.shape[-2], "the trace's number of keys")
     upstream = logit_gradient @ head.output.mT
@@ -140,7 +152,9 @@ def head_gradients(
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
-    """Largest deviation of `found` over the largest entry of `exact`. Raises ValueError for unequal shapes."""
+    """Largest deviation of `found` over the largest entry of `exact`. Raises ValueError for unequal or empty shapes."""
+    if not (isinstance(found, Tensor) and isinstance(exact, Tensor) and exact.numel()):
+        raise ValueError("found and exact must be tensors with at least one entry")
     if found.shape != exact.shape:
         raise ValueError(f"found must have the shape of exact {tuple(exact.shape)}, got {tuple(found.shape)}")
     return float((found - exact).abs().max() / exact.abs().max())
@@ -151,6 +165,10 @@ def _require_targets(logits: Tensor, targets: Tensor) -> None:
     if logits.shape[-2] == 0:
         raise ValueError("logits must hold at least one position, got none")
     require_labels("targets", targets, logits.shape[-1])
+    _require_one_each(logits, targets)
+
+
+def _require_one_each(logits: Tensor, targets: Tensor) -> None:
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"targets must have the logits' shape without classes {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}"

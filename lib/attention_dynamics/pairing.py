@@ -12,8 +12,12 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def read_source(path: Path) -> NotebookNode:
-    """The notebook that the text file `path` spells, in canonical form, without outputs."""
-    return canonical(jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent"))
+    """The notebook that the text file `path` spells, in canonical form, without outputs. Raises ValueError, naming the
+    file, for a text that is not UTF-8."""
+    try:
+        return canonical(jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8 text: {error}") from None
 
 
 def canonical(notebook: NotebookNode) -> NotebookNode:

@@ -1,6 +1,7 @@
 """The parameters of the notebooks: one meaning, type and range for each name, and its value in a smoke run."""
 
 import ast
+import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -25,11 +26,30 @@ def _distinct(seeds: list[int]) -> list[int]:
 _Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=2), AfterValidator(_distinct)]
 _StepSize = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+
+def _increasing(numbers: list[float]) -> list[float]:
+    if any(low >= high for low, high in itertools.pairwise(numbers)):
+        raise ValueError("not increasing")
+    return numbers
+
+
+_Positive = Annotated[list[_StepSize], Field(min_length=2), AfterValidator(_increasing)]
+
 PARAMETERS = {
     "seed": Parameter(Annotated[int, Field(ge=0, lt=2**63)], "an integer of at least 0", 0),
     "seeds": Parameter(_Seeds, "a list of at least two distinct integers, each at least 0", [42, 2024]),
     "steps": Parameter(Annotated[int, Field(ge=10)], "an integer of at least 10", 20),
     "length": Parameter(Annotated[int, Field(ge=3)], "an integer of at least 3, in symbols", 200),
+    "length_controls": Parameter(Annotated[int, Field(ge=20)], "an integer of at least 20, in symbols", 100),
+    "length_grid": Parameter(Annotated[int, Field(ge=20)], "an integer of at least 20, in symbols", 60),
+    "steps_grid": Parameter(Annotated[int, Field(ge=10)], "an integer of at least 10", 10),
+    "every": Parameter(Annotated[int, Field(ge=1)], "an integer of at least 1", 5),
+    "rounds": Parameter(Annotated[int, Field(ge=1)], "an integer of at least 1", 2),
+    "grid": Parameter(_Positive, "a list of at least two increasing finite numbers above 0", [0.01, 0.1]),
+    "noises": Parameter(_Positive, "a list of at least two increasing finite numbers above 0", [1.0, 2.0]),
+    "processes": Parameter(Annotated[int, Field(ge=1)], "an integer of at least 1", 1),
+    "backend": Parameter(Annotated[str, Field(min_length=1)], "the name of a joblib backend", "loky"),
+    "scheduler": Parameter(str, "the address of a dask scheduler, or ''", ""),
     "self_prob": Parameter(Annotated[float, Field(ge=0, le=1)], "a number in [0, 1]", 0.3),
     "lr": Parameter(_StepSize, "a finite number above 0", 0.2),
     "lr_sgd": Parameter(_StepSize, "a finite number above 0", 0.01),

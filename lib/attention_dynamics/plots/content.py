@@ -23,6 +23,8 @@ def first_order(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     Raises ValueError for a table without these columns.
     """
     require_table("table", table, ("eta", *LINES))
+    if not (table[["eta", *LINES]] > 0).all().all():
+        raise ValueError("table must hold positive numbers, since both axes are logarithmic")
     figure, axes = plt.subplots(figsize=(6.4, 3.8))
     for name, (label, style, colour) in LINES.items():
         axes.plot(table["eta"], table[name], style, color=COLOURS[colour], label=label, markersize=4)
@@ -68,7 +70,7 @@ def value_step(path: Tensor, pulls: Tensor, classes: Tensor, weights: Tensor) ->
         left.quiver(*start, *pulls[:, j].sum(0), color="0.75", width=0.02, **arrows)
         for i, pull in enumerate(pulls[:, j]):
             left.quiver(*start, *pull, color=COLOURS[QUERIES[i]], width=0.006, **arrows)
-            if weights[i, j] >= LABELLED:
+            if weights[i, j] >= LABELLED and pull.any():
                 tip = start + magnify * pull
                 shift = (7 if abs(pull[1]) > abs(pull[0]) else 3) * pull / (pull @ pull) ** 0.5
                 left.annotate(
@@ -86,7 +88,7 @@ def value_step(path: Tensor, pulls: Tensor, classes: Tensor, weights: Tensor) ->
         right.plot(*path[-1, j], "o", color="black" if main is None else COLOURS[QUERIES[main]], ms=6)
         for axes in (left, right):
             axes.plot(*start, "o", mfc="white", color="black", ms=4)
-            axes.annotate(f"$v_{j}$", start, (-4, 7), textcoords="offset points", ha="right")
+            axes.annotate(f"$v_{j}$", start, (-6, 7), textcoords="offset points", ha="right")
     for axes, limit in ((left, 1.6), (right, reach)):
         axes.set(
             aspect="equal",
@@ -103,7 +105,9 @@ def value_step(path: Tensor, pulls: Tensor, classes: Tensor, weights: Tensor) ->
         plt.Line2D([], [], color="0.75", linewidth=4),
         plt.Line2D([], [], color=COLOURS["neutral"], linestyle=(0, (1, 3))),
     ]
-    figure.legend(handles, [*labels, "sum of the pulls", "direction of a class"], loc="outside upper center", ncols=5)
+    handles.append(plt.Line2D([], [], marker="o", color="black", linestyle="none"))
+    labels += ["sum of the pulls", "direction of a class", "no main user"]
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
     rows = [
         {"kind": "pull", "value": j, "query": i, "weight": weights[i, j], "x": x, "y": y}
         for j in range(pulls.shape[1])

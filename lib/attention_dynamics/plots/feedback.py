@@ -41,6 +41,8 @@ def heatmaps(weights: dict[str, Tensor], steps: list[int], targets: Tensor) -> t
     require_steps(steps, count)
     require_labels("targets", targets, queries)
     require_size("targets", targets, 0, queries, "one class for each query")
+    if (targets.diff() < 0).any():
+        raise ValueError("targets must be sorted, so that the queries of a class stand together")
     classes = targets.numpy()
     first = next(iter(weights.values()))[-1].numpy()
     use = np.stack([first[classes == c].mean(0) for c in np.unique(classes)])
@@ -67,9 +69,11 @@ def heatmaps(weights: dict[str, Tensor], steps: list[int], targets: Tensor) -> t
                 for i in range(len(matrix))
                 for j in order
             ]
-        line[0].set_ylabel("query, by class")
+        middles = [float(np.flatnonzero(classes == c).mean()) for c in np.unique(classes)]
+        line[0].set_yticks(middles, [f"class {c}" for c in np.unique(classes)])
+        line[0].set_ylabel("query")
     for axes in panels[-1]:
-        axes.set(xlabel="memory, by main user", xticks=[], yticks=[])
+        axes.set(xlabel="memory position", xticks=[])
     figure.colorbar(image, ax=panels, label=r"attention weight $\alpha_{ij}$", shrink=0.6)
     return figure, pd.DataFrame(rows)
 
@@ -148,7 +152,7 @@ def loop(
         axes.set_ylabel(measure)
     shown = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     shown[BAND] = plt.matplotlib.patches.Patch(color=COLOURS["neutral"], alpha=0.25)
-    shown["log 4 nats, or 1"] = plt.Line2D([], [], color=COLOURS["neutral"], linewidth=0.8, linestyle=(0, (1, 3)))
+    shown["largest possible"] = plt.Line2D([], [], color=COLOURS["neutral"], linewidth=0.8, linestyle=(0, (1, 3)))
     figure.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=3)
     return figure, pd.concat(tables)[["measure", "arm", "step", "mean", "low", "high"]]
 
@@ -160,6 +164,8 @@ def coupling(relative: Tensor, specialisation: Tensor, steps: list[int]) -> tupl
     """
     require_shapes(relative=(relative, "S R"), specialisation=(specialisation, "S R"))
     require_steps(steps, len(relative))
+    if not specialisation.mean(-1)[-1] > 0:
+        raise ValueError("specialisation must end above zero, since its course is drawn as a part of that")
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.6, 3.2))
     colour = COLOURS["sgd"]
     band = mean_band(relative.numpy())

@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from attention_dynamics.checks import require_shapes
+from attention_dynamics.checks import described, require_shapes
 from attention_dynamics.figures import COLOURS, annotated_heatmap
 
 # Column of the data, title, label of the colour bar. The gradient has the factor 1/T in it, like the compatibility.
@@ -34,7 +34,9 @@ def routing(
         score_gradient=(score_gradient, "queries keys"),
     )
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != weights.shape or not mask.any():
-        raise ValueError(f"mask must be a boolean tensor of shape {tuple(weights.shape)} with a True entry, got {mask}")
+        raise ValueError(
+            f"mask must be a boolean tensor of shape {tuple(weights.shape)} with a True entry, got {described(mask)}"
+        )
     matrices = dict(zip(PANELS, (weights, compatibility, advantage, score_gradient), strict=True))
     query, key = mask.nonzero().numpy().T
     data = pd.DataFrame(
@@ -68,6 +70,8 @@ def saturation(
         score_gradient=(score_gradient, "G"),
         value_gradients=(value_gradients, "G 2"),
     )
+    if not score_gradient.any():
+        raise ValueError("score_gradient must not vanish everywhere, since its size is drawn on a logarithmic axis")
     data = pd.DataFrame(
         {
             "gap": gap.numpy(),
@@ -99,6 +103,6 @@ def saturation(
             fontsize=7.5,
             color=COLOURS["neutral"],
         )
-    axes.set_ylim(data["score_gradient"].min() / 30, 10)
+    axes.set_ylim(data["score_gradient"][data["score_gradient"] > 0].min() / 30, 10)
     figure.legend(loc="outside upper center", ncols=3)
     return figure, data
