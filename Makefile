@@ -5,6 +5,8 @@ BIN := $(VENV)/bin/python
 # Nothing from the user's own site-packages: results do not depend on them.
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pip writes paths; in an ASCII locale it could not write all of them.
+export PYTHONUTF8 := 1
 
 # pip links the library by its absolute path, and a Python that starts in an ASCII locale cannot read a link with other
 # letters in it. The way from site-packages to lib has none.

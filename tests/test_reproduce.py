@@ -2,8 +2,10 @@
 started from another folder under LC_ALL=C. Every failure must leave what was there before as it was."""
 
 import json
+import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -192,30 +194,32 @@ def test_a_notebook_that_does_not_run_whole_is_an_error_and_leaves_everything_as
         "sys.exit(3)": "cell 4: SystemExit: 3",
         "os._exit(0)": "cell 4: the kernel died",
         "print('careful', file=sys.stderr)": "cell 4: wrote to standard error: careful",
-        "import warnings; warnings.warn('old')": "cell 4: wrote to standard error",
+        "import warnings; warnings.warn('old')": "cell 4: wrote to standard error: UserWarning: old",
+        "raise ValueError('one\\ntwo')": "cell 4: ValueError: one\n",
+        "size = 2\nassert size > 3": "cell 4: AssertionError: assert size > 3\n",
         "object()": "cell 4: shows a memory address",
         "print(os.getcwd())": "cell 4: shows a path of this machine",
     }
     project.good("01")
     for number, code in enumerate(failures, start=2):
         project.bad(f"{number:02d}", code)
-    project.good("11")
-    project.notebook("10_skip", bad("10", "pass").replace("# %%\npass", '# %% tags=["skip-execution"]\npass'))
-    project.notebook("12_ledger", LEDGER)
+    project.good("13")
+    project.notebook("12_skip", bad("12", "pass").replace("# %%\npass", '# %% tags=["skip-execution"]\npass'))
+    project.notebook("14_ledger", LEDGER)
     before = project.content()
     done = project.run("--jobs", "2")
     assert done.returncode == 1
     assert "/attention_dynamics/" not in done.stderr, "the runner itself raised (a dying kernel may log a traceback)"
     for number, message in enumerate(failures.values(), start=2):
         assert f"failed: {number:02d}_bad: {message}" in done.stderr, done.stderr
-    assert "failed: 10_skip: cell 4: was not executed" in done.stderr
-    assert "failed: 12_ledger: not run" in done.stderr
-    assert "2 of 12 notebooks done" in done.stdout
+    assert "failed: 12_skip: cell 4: was not executed" in done.stderr
+    assert "failed: 14_ledger: not run" in done.stderr
+    assert "2 of 14 notebooks done" in done.stdout
     after = project.content()
     assert {name: after[name] for name in before} == before
     made = {
         f"{folder}/{number}_{name}"
-        for number in ("01", "11")
+        for number in ("01", "13")
         for folder, name in (("figures", "claims.json"), ("notebooks", "good.ipynb"))
     }
     assert set(after) - set(before) == made, "nothing half-written, nothing left over"
@@ -238,7 +242,7 @@ def test_an_interruption_names_the_cell_ends_the_kernel_and_leaves_everything_as
     process.send_signal(sent)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "02_bad: interrupted in cell 4" in errors and "Traceback" not in errors
+    assert "02_bad: interrupted in cell 4" in errors and "/attention_dynamics/" not in errors
     psutil.wait_procs(kernels, timeout=5)
     assert not [kernel for kernel in kernels if kernel.is_running()]
     assert project.content() == before
@@ -296,17 +300,21 @@ def test_a_notebook_with_a_bad_default_or_parameters_cell_is_refused_before_anyt
         assert done.returncode == 2 and message in done.stderr and done.stdout == "", done.stderr
 
 
-def test_an_edit_of_the_notebook_alone_is_said_and_replaced(project):
+def test_an_edit_of_the_notebook_alone_is_said_and_replaced(project, capsys):
     project.good("01")
     assert "differs" not in project.run().stdout
     twin = project.top / "notebooks" / "01_good.ipynb"
     before = twin.read_bytes()
-    assert "differs" not in project.run().stdout
-    for edited in (before.replace(b"print", b"repr"), b"no notebook"):
-        twin.write_bytes(edited)
-        done = project.run()
-        assert done.returncode == 0 and "01_good: the notebook differs from its source 01_good.py" in done.stdout
-        assert twin.read_bytes() == before
+    job = reproduce.Job("01_good", reproduce.pairing.read_source(twin.with_suffix(".py")), {})
+    destination = reproduce.Destination(twin.parent, project.top / "figures", True)
+    said = "01_good: the notebook differs from its source 01_good.py; the source runs\n"
+    for content, expected in ((before, ""), (before.replace(b"print", b"repr"), said), (b"no notebook", said)):
+        twin.write_bytes(content)
+        reproduce.note_difference(job, destination)
+        assert capsys.readouterr().out == expected
+    done = project.run()
+    assert done.returncode == 0 and said in done.stdout
+    assert twin.read_bytes() == before
 
 
 def test_the_kernel_is_that_of_the_running_python(project, tmp_path, monkeypatch):
@@ -341,7 +349,54 @@ def test_a_readme_without_marks_is_a_reported_failure(project):
     (project.top / "README.md").write_text("no marks", encoding="utf-8")
     done = project.run()
     assert done.returncode == 1
-    assert "README.md must hold the lines" in done.stderr and "Traceback" not in done.stderr
+    assert "README.md must hold the lines" in done.stderr and "/attention_dynamics/" not in done.stderr
+
+
+def test_a_file_that_cannot_be_put_in_place_brings_back_those_before_it(tmp_path, monkeypatch):
+    """The second of three renames fails: the first target is the old one again, and what was not there is not there."""
+    results, figures, notebooks = (tmp_path / name for name in ("staging/results", "figures", "notebooks"))
+    for folder in (results, figures, notebooks):
+        folder.mkdir(parents=True)
+    for name in ("01_a.csv", "01_b.csv"):
+        (results / name).write_text("new")
+    (figures / "01_a.csv").write_text("old")
+    (figures / "01_left.csv").write_text("old")
+    move = os.replace
+
+    def full(source, target):
+        if Path(target).name == "01_b.csv":
+            raise OSError("disk full")
+        move(source, target)
+
+    monkeypatch.setattr(reproduce.os, "replace", full)
+    job = reproduce.Job("01_x", nbformat.v4.new_notebook(), {})
+    with pytest.raises(OSError, match="disk full"):
+        reproduce.publish(job, nbformat.v4.new_notebook(), results, reproduce.Destination(notebooks, figures, True))
+    assert {file.name: file.read_text() for file in figures.iterdir()} == {"01_a.csv": "old", "01_left.csv": "old"}
+    assert not list(notebooks.iterdir())
+
+
+def test_staging_folders_of_killed_runs_are_removed_and_those_of_others_are_not(project):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    left = [project.top / f".reproduce-{process}-abc" for process in (dead.pid, os.getpid())]
+    for folder in left:
+        folder.mkdir()
+    project.good("01")
+    assert project.run().returncode == 0
+    assert [folder.exists() for folder in left] == [False, True]
+
+
+def test_records_are_found_from_the_folder_of_the_call(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (job,) = reproduce.plan(["06"], {"records": "mine"}, False, reproduce.Destination(tmp_path, tmp_path, False))
+    assert job.parameters["records"] == str(tmp_path / "mine")
+
+
+def test_of_what_papermill_logs_only_the_progress_of_sweeps_is_shown(capsys):
+    for text in ("12 of 49 runs, 3.5 s\n", "12 of 49 runs\n", "loss 2.0", "3 of 4 runs, quickly"):
+        logging.getLogger("papermill").info(text)
+    assert capsys.readouterr().out == "    12 of 49 runs, 3.5 s\n"
 
 
 def test_every_notebook_runs_at_smoke_size(tmp_path):
@@ -367,6 +422,7 @@ def test_every_notebook_runs_at_smoke_size(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin < 60
+    assert re.search(r"^ +10 of 10 runs, [\d.]+ s$", done.stdout, re.MULTILINE), "a sweep shows how far it is"
     assert {file: file.read_bytes() for file in before} == before
     names = sorted(path.stem for path in (top / "notebooks").glob("*.py"))
     assert sorted(path.stem for path in (top / "results" / "smoke").glob("*.ipynb")) == names

@@ -8,6 +8,7 @@ with the committed ones. A smoke run, or one with own parameters, writes to resu
 
 import argparse
 import ast
+import logging
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ from papermill.exceptions import PapermillExecutionError
 from attention_dynamics import THREADS, claims, pairing, parameters, paths
 
 ENGINE = "attention_dynamics"
+STAGING = ".reproduce-"  # beginning of the names of staging folders; the number of the process follows
 README_MARKS = ("<!-- claims: begin (generated) -->", "<!-- claims: end -->")
 
 
@@ -55,6 +57,18 @@ class ProgressEngine(NBClientEngine):
 
 
 papermill_engines.register(ENGINE, ProgressEngine)
+
+
+class SweepProgress(logging.Handler):
+    """Of all that papermill logs as the notebooks' output, the lines in which a sweep tells how far it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if re.fullmatch(r"\d+ of \d+ runs, [\d.]+ s", record.getMessage().strip()):
+            print(f"    {record.getMessage().strip()}", flush=True)
+
+
+logging.getLogger("papermill").setLevel(logging.INFO)
+logging.getLogger("papermill").addHandler(SweepProgress())
 
 
 @dataclass(frozen=True)
@@ -116,11 +130,15 @@ def plan(names: list[str], overrides: dict[str, Any], smoke: bool, destination: 
         if name == "results":
             raise ValueError(f"parameter results is the runner's own: it writes to {destination.figures}")
         if name not in taken:
-            raise ValueError(f"unknown parameter {name}: {', '.join(sources)} take {', '.join(sorted(taken))}")
+            raise ValueError(
+                f"unknown parameter {name}: {', '.join(sources)} take {', '.join(sorted(taken - {'results'}))}"
+            )
     settled = {name: parameters.PARAMETERS[name].smoke for name in taken - {"results"}} if smoke else {}
     if not destination.committed:
         settled["records"] = str(destination.figures)
     settled |= {name: parameters.check(name, value) for name, value in overrides.items()}
+    if settled.get("records"):
+        settled["records"] = str(Path(settled["records"]).absolute())  # the notebook runs in another folder
     return [
         Job(name, source, {key: value for key, value in settled.items() if key in defaults[name]})
         for name, source in sources.items()
@@ -145,7 +163,7 @@ def run(job: Job, destination: Destination, accept: bool, on_cell: Callable[[int
 
     Raises NotebookFailed, leaving `destination` as it was.
     """
-    staging = Path(tempfile.mkdtemp(prefix=".reproduce-", dir=paths.root()))
+    staging = Path(tempfile.mkdtemp(prefix=f"{STAGING}{os.getpid()}-", dir=paths.root()))
     try:
         notebook = execute(job, staging, on_cell)
         results = staging / parameters.PARAMETERS["results"].smoke
@@ -154,6 +172,14 @@ def run(job: Job, destination: Destination, accept: bool, on_cell: Callable[[int
         publish(job, notebook, results, destination)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the staging folders of runs that were killed."""
+    for folder in paths.root().glob(f"{STAGING}*-*"):
+        process = folder.name.removeprefix(STAGING).split("-")[0]
+        if process.isdigit() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookNode:
@@ -175,13 +201,14 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
             engine_name=ENGINE,
             kernel_name=pairing.KERNEL["name"],
             progress_bar=False,
+            log_output=True,  # for `SweepProgress`
             on_cell=note,
             resources={"metadata": {"path": str(folder)}},
             coalesce_streams=True,  # how prints arrive in pieces depends on timing
             extra_arguments=["--log-level=CRITICAL"],  # or the kernel talks of its transport and its shutdown
         )
     except PapermillExecutionError as error:
-        raise failed(at["cell"], f"{error.ename}: {error.evalue}") from None
+        raise failed(at["cell"], f"{error.ename}: {why(error)}") from None
     except DeadKernelError:
         raise failed(at["cell"], "the kernel died") from None
     for index, cell in enumerate(notebook.cells):
@@ -191,7 +218,9 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
             if output.output_type == "error":
                 raise failed(index, f"{output.ename} ended the notebook early")
             if output.output_type == "stream" and output.name == "stderr":
-                raise failed(index, f"wrote to standard error: {output.text.strip().splitlines()[-1]}")
+                warning = re.search(r"\w*Warning: .*", output.text)
+                said = warning.group() if warning else output.text.strip().splitlines()[-1]
+                raise failed(index, f"wrote to standard error: {said}")
             shown = str(output)
             if re.search(r"\bat 0x[0-9a-f]+", shown):
                 raise failed(index, "shows a memory address, which the next run would change")
@@ -200,6 +229,14 @@ def execute(job: Job, folder: Path, on_cell: Callable[[int], None]) -> NotebookN
         if cell.execution_count is None:
             raise failed(index, "was not executed")
     return notebook
+
+
+def why(error: PapermillExecutionError) -> str:
+    """The first line of what the error says, or of the code that raised it without a word."""
+    if error.evalue.strip():
+        return error.evalue.strip().splitlines()[0]
+    trace = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
+    return next(iter(re.findall(r"^-+> *\d+ (.*)$", trace, re.MULTILINE)), "without a word")
 
 
 def refuse_deviations(job: Job, results: Path, destination: Destination) -> None:
@@ -219,16 +256,33 @@ def refuse_deviations(job: Job, results: Path, destination: Destination) -> None
 
 
 def publish(job: Job, notebook: NotebookNode, results: Path, destination: Destination) -> None:
-    """Rename the results and the notebook into place, and remove what an earlier version of the notebook left."""
-    content = pairing.to_bytes(notebook)
-    destination.figures.mkdir(parents=True, exist_ok=True)
+    """Rename the results and the notebook into place, all or none of them, and remove what an earlier version of the
+    notebook left. What is replaced is copied aside first, and comes back if a later file cannot be put in place."""
+    whole = results.parent / f"{job.name}.ipynb"
+    whole.write_bytes(pairing.to_bytes(notebook))
+    for folder in (destination.figures, destination.notebooks, replaced := results.parent / "replaced"):
+        folder.mkdir(parents=True, exist_ok=True)
     produced = sorted(results.iterdir()) if results.is_dir() else []
-    for file in produced:
-        os.replace(file, destination.figures / file.name)
+    moves = [(file, destination.figures / file.name) for file in produced]
+    moves.append((whole, destination.notebooks / whole.name))
+    done = []
+    try:
+        for new, target in moves:
+            if target.exists():
+                shutil.copy2(target, replaced / target.name)
+            os.replace(new, target)
+            done.append(target)
+    except BaseException:
+        for target in done:
+            old = replaced / target.name
+            if old.exists():
+                os.replace(old, target)
+            else:
+                target.unlink()
+        raise
     for stale in destination.figures.glob(f"{job.number}_*"):
         if stale.suffix != ".ipynb" and stale.name not in {file.name for file in produced}:
             stale.unlink()
-    paths.write_whole(destination.notebooks / f"{job.name}.ipynb", content)
 
 
 def run_all(jobs: list[Job], destination: Destination, workers: int, accept: bool) -> list[str]:
@@ -347,6 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
+    remove_abandoned()
     for job in jobs:
         note_difference(job, destination)
     for stop in (signal.SIGINT, signal.SIGTERM):  # set, since a shell starts background jobs with SIGINT ignored
@@ -368,7 +423,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if committed:
                 refresh_readme(paths.root() / "README.md", table)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             failures.append(str(error))
     for line in failures:
         print(f"failed: {line}", file=sys.stderr)
