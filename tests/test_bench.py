@@ -1,5 +1,7 @@
 """The benchmark at small size: both ways do the same work, and the fused way is the faster."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -37,12 +39,29 @@ def test_a_sweep_whose_runs_fail_has_no_rate():
         bench.short_sweep(1, runs=2, length=0)
 
 
-def test_it_prints_times_rates_and_ratios(monkeypatch, capsys):
-    times = iter([2.0, 11.0, 8.0, 4.0])
+def test_memory_of_the_fused_path_is_linear_and_of_the_plain_path_quadratic():
+    """Twice the length from 3000: the power of two that memory grows by, with room for what the allocator keeps."""
+    lengths = (3000, 6000)
+    with ThreadPoolExecutor(2) as pool:  # each path in processes of its own
+        costs = dict(zip(bench.PATHS, pool.map(lambda path: bench.growth(path, lengths), bench.PATHS), strict=True))
+    for path, low, high in (("fused", 0.0, 1.4), ("plain", 1.7, 2.3)):
+        (_, one), (_, two) = costs[path]
+        assert low < bench.exponent([0.0, one, two], (0, *lengths)) < high
+
+
+def test_the_exponent_is_that_of_a_power_law():
+    assert bench.exponent([length**1.5 for length in bench.LENGTHS]) == pytest.approx(1.5)
+
+
+def test_it_prints_times_rates_ratios_and_growth(monkeypatch, capsys):
+    times = iter([2.0, 11.0, 8.0, 4.0, 5.0, 1.0])
     monkeypatch.setattr(bench, "seconds", lambda work: next(times))
     for name in ("fast_experiment", "plain_experiment", "short_sweep"):
         monkeypatch.setattr(bench, name, lambda *arguments, **options: None)
+    monkeypatch.setattr(bench, "growth", lambda path: [(length**2.0, 3.0 * length) for length in bench.LENGTHS])
     bench.main()
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[-2:] for line in lines[1:]] == [["2.0", "s"], ["11.0", "s"], ["5.5", "x"], ["2.00", "x"]]
-    assert " 2.0 and 4.0 runs/s " in lines[-1]
+    ends = [["2.0", "s"], ["11.0", "s"], ["5.5", "x"], ["2.00", "x"], ["100", "x"]]
+    assert [line.split()[-2:] for line in lines[1:6]] == ends
+    assert " 2.0 and 4.0 runs/s " in lines[4] and " 1.000 and 0.0100 s " in lines[5]
+    assert [line.split()[-2:] for line in lines if "power" in line] == [["2.00", "1.00"]] * 2
