@@ -10,6 +10,7 @@ from attention_dynamics import feedback, figures
 from attention_dynamics.attention import attend, causal_mask
 from attention_dynamics.laws import advantage, compatibility, score_gradient
 from attention_dynamics.plots import content
+from attention_dynamics.plots import controls as control_plots
 from attention_dynamics.plots import feedback as loop_plots
 from attention_dynamics.plots import routing
 from attention_dynamics.plots import sticky as sticky_plots
@@ -131,7 +132,7 @@ DRAWINGS = {
         **{"curves": {"loss": {"free": normal(3, 2)}}, "steps": [0, 1, 9], "highest": {}} | k
     ),
     "coupling": lambda **k: loop_plots.coupling(
-        **{"relative": normal(3, 2), "specialisation": normal(3, 2), "steps": [0, 1, 9]} | k
+        **{"relative": normal(3, 2), "specialisation": normal(3, 2).abs() + 1, "steps": [0, 1, 9]} | k
     ),
     "value_trajectories": lambda **k: sticky_plots.value_trajectories(
         **{"values": {"sgd": normal(3, 4, 5)}, "steps": [0, 1, 9]} | k
@@ -142,6 +143,10 @@ DRAWINGS = {
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_each_drawing_takes_the_smallest_good_input(name):
     drawn(DRAWINGS[name]()[0])
+
+
+def test_a_value_that_is_not_pulled_is_drawn_too():
+    drawn(DRAWINGS["value_step"](pulls=torch.zeros(3, 4, 2))[0])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +162,7 @@ def test_each_drawing_takes_the_smallest_good_input(name):
         ("value_step", {"weights": normal(3, 5)}, r"weights must have shape \(3, values\)"),
         ("heatmaps", {"weights": {}}, "weights must be named among free, .* got none"),
         ("heatmaps", {"steps": [0]}, r"steps must be 2 increasing integers of at least 0, got \[0\]"),
+        ("heatmaps", {"targets": torch.tensor([0, 1, 0, 1])}, "targets must be sorted"),
         ("heatmaps", {"targets": LONG[:2]}, "targets must have size 4 in dimension 0"),
         ("heatmaps", {"targets": LONG - 1}, r"targets must lie in 0\.\.3"),
         ("value_paths", {"paths": {"other": PATHS["free"]}}, "paths must be named among free, .* got other"),
@@ -167,6 +173,8 @@ def test_each_drawing_takes_the_smallest_good_input(name):
         ("loop", {"curves": {"loss": {"free": normal(3, 1)}}}, "at least 2 seeds"),
         ("loop", {"curves": {"loss": {"free": normal(2, 2)}}}, "steps must be 2 increasing"),
         ("coupling", {"specialisation": normal(3, 4)}, "specialisation must have shape"),
+        ("coupling", {"specialisation": torch.zeros(3, 2)}, "specialisation must end above zero"),
+        ("saturation", {"score_gradient": 0 * M[0]}, "score_gradient must not vanish everywhere"),
         ("coupling", {"relative": normal(3, 2) * torch.inf}, "relative must be finite"),
         ("value_trajectories", {"values": {"sgd": normal(3, 4)}}, r"values\['sgd'\] must have shape \(S, n, d_v\)"),
         ("value_trajectories", {"values": {"sgd": normal(3, 4, 5), "em_like": normal(2, 4, 5)}}, "with S = 3"),
@@ -182,9 +190,110 @@ def test_tables_and_runs_are_checked():
         content.first_order([1])
     with pytest.raises(ValueError, match="table must have the columns eta, loss"):
         content.first_order(pd.DataFrame({"eta": [1.0]}))
+    with pytest.raises(ValueError, match="table must hold positive numbers"):
+        content.first_order(pd.DataFrame({"eta": [1.0], **{name: [0.0] for name in content.LINES}}))
     with pytest.raises(ValueError, match="runs must be named among sgd, .* got adam"):
         sticky_plots.learning_curves({"adam": None}, 1.8, {})
     with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
         sticky_plots.learning_curves({"sgd": None}, 1.8, {}, every=0)
     with pytest.raises(ValueError, match="runs must hold sgd and em_like, got sgd"):
         sticky_plots.speed_curve({"sgd": None}, 2.0)
+
+
+def curves(schedules):
+    """Rows of training curves for two seeds and three steps."""
+    return pd.DataFrame(
+        {"schedule": name, "seed": seed, "step": step}
+        | {
+            f"{data}_{score}": 2.0 - step / 100 + seed
+            for data in ("train", "fresh")
+            for score in ("loss", "divergence")
+        }
+        for name in schedules
+        for seed in (0, 1)
+        for step in (0, 10, 20)
+    )
+
+
+def frame(*columns, rows=2):
+    return pd.DataFrame({column: np.arange(rows) + 1.0 for column in columns})
+
+
+ENDS = [f"{name}{end}" for name in ("final", "best", "reached") for end in ("", "_low", "_high")]
+CONTROL_DRAWINGS = {
+    "means_of_five": lambda: control_plots.means_of_five(frame("sgd", "em_like", rows=9), {"sgd": 2.0}),
+    "differences": lambda: control_plots.differences(
+        frame("difference", "mean", "low", "high").assign(variant="a", sequence="train", seed=[1, 2])
+    ),
+    "held_out": lambda: control_plots.held_out(curves(["sgd", "control"]), {"filter": 1.8, "uniform": 2.1}),
+    "allocations": lambda: control_plots.allocations(frame(*ENDS).assign(allocation=["V", "O"]), 1.9),
+    "speed": lambda: control_plots.speed(
+        frame("budget", "mean", "low", "high", rows=4).assign(measure=["steps", "moved"] * 2, schedule="em_like"),
+        (2.0, 2.3),
+    ),
+    "alternation": lambda: control_plots.alternation(
+        frame("update", "train_loss", "fresh_loss").assign(way=["literal", "EM-like"])
+    ),
+    "memory": lambda: control_plots.memory(
+        frame(
+            "noise",
+            "entropy",
+            "spread",
+            *(f"{n}{e}" for n in ("memoryless", "linear", "head") for e in ("", "_low", "_high")),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTROL_DRAWINGS)
+def test_the_figures_of_the_controls_are_drawn_and_give_their_data(name):
+    figure, data = CONTROL_DRAWINGS[name]()
+    assert drawn(figure).legends and len(data)
+
+
+def test_held_out_holds_the_mean_over_seeds_of_both_sequences():
+    _, data = control_plots.held_out(curves(["sgd"]), {"filter": 1.8})
+    assert len(data) == 2 * 2 * 3
+    row = data[(data.score == "loss") & (data.sequence == "fresh") & (data.step == 20)].iloc[0]
+    assert row["mean"] == pytest.approx(2.3)  # 1.8 and 2.8
+    assert row["high"] - row["mean"] == pytest.approx(12.706 * 0.5, rel=1e-3), "t quantile at one degree of freedom"
+
+
+def test_the_plane_shows_each_cell_where_it_belongs_and_leaves_the_unmet_blank():
+    table = pd.DataFrame(
+        {
+            "rest": [1.0, 10.0] * 2,
+            "value": [1.0, 1.0, 10.0, 10.0],
+            "best": [1.0, 2, 3, 4],
+            "reached": [5.0, np.nan, 7, 8],
+        }
+    )
+    figure, _ = control_plots.plane(table, {"one": (1.0, 10.0)})
+    best, reached = drawn(figure).axes[:2]
+    at = {(text.get_position(), text.get_text()) for text in best.texts}
+    assert at == {((0, 0), "1.000"), ((1, 0), "2.000"), ((0, 1), "3.000"), ((1, 1), "4.000")}
+    assert {text.get_text() for text in reached.texts} == {"5", "7", "8"}
+    assert [patch.get_xy() for patch in best.patches] == [(-0.5, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: control_plots.means_of_five(frame("sgd"), {}), "draws must have the columns sgd, em_like"),
+        (lambda: control_plots.differences(frame("seed")), "table must have the columns variant, sequence"),
+        (lambda: control_plots.held_out(curves(["adam"]), {}), "schedules must be named among sgd, .* got adam"),
+        (lambda: control_plots.held_out(curves(["sgd"]), {"best": 1.0}), "floors must be named among uniform"),
+        (lambda: control_plots.allocations([], 1.0), "table must be a pandas data frame"),
+        (lambda: control_plots.plane(frame("rest", "value", "best"), {}), "table must have the columns .* reached"),
+        (
+            lambda: control_plots.plane(frame("rest", "value", "best", "reached"), {"far": (7.0, 1.0)}),
+            "marked must hold points of the table, got far",
+        ),
+        (lambda: control_plots.speed(frame("budget"), None), "curves must have the columns measure"),
+        (lambda: control_plots.alternation(frame("way")), "table must have the columns way, update"),
+        (lambda: control_plots.memory(frame("noise")), "table must have the columns noise, entropy"),
+    ],
+)
+def test_the_figures_of_the_controls_refuse_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -106,7 +106,7 @@ def test_pairs_differ_by_content_alone():
 def test_the_ledger_is_whole_and_the_readme_shows_it():
     ledger = claims.read(paths.figures())
     prefixes = {row.id.split("-")[0] for row in ledger}
-    assert {"L1", "L2", "L3", "L4", "X1", "X2", "X4"} <= prefixes
+    assert {"L1", "L2", "L3", "L4", "X1", "X2", "X4", "E3"} <= prefixes
     assert json.loads((paths.figures() / "claims.json").read_text(encoding="utf-8")) == [
         row
         for file in sorted(paths.figures().glob("[0-9]*_claims.json"))
@@ -188,6 +188,7 @@ def test_the_library_imports_only_downwards():
         {"laws", "tasks", "claims"},
         {"training", "geometry", "figures"},
         {"sticky", "feedback", "pairing", "sweep"},
+        {"controls"},
         {"plots"},
         {"reproduce", "bench"},
     ]
