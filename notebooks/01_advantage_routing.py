@@ -405,7 +405,7 @@ print("the score gradient changes by less than 1e-12 of its size.")
 # $$\mathbb E_{\alpha_i}[b] = \sum_j \alpha_{ij}\, (u_i \cdot v_j) = u_i \cdot \sum_j \alpha_{ij} v_j = u_i \cdot g_i .$$
 #
 # The left side runs over a whole row of the $T \times T$ matrices $\alpha$ and $b$; the right side takes two vectors
-# of length $d_v$ that the forward pass has left behind. FlashAttention's backward pass computes it first, once for
+# of length $d_v$: $g_i$, which the forward pass has left behind, and $u_i$, which the backward pass brings. FlashAttention's backward pass computes it first, once for
 # each query, and calls it $D_i$.
 
 # %%
@@ -572,8 +572,8 @@ print(
 
 # %% [markdown]
 # The value gradient has no such factor. $v_j$ enters $g_i$ with coefficient $\alpha_{ij}$, so $\partial L / \partial
-# v_j = \sum_i \alpha_{ij} u_i$ (law L2, the subject of the next notebook). As $\alpha_{ij} \to 1$ it tends to the
-# full upstream gradient.
+# v_j = \sum_i \alpha_{ij} u_i$ (law L2, the subject of the next notebook). As $\alpha_{ij} \to 1$, query $i$'s
+# share of that sum tends to its full upstream gradient.
 #
 # The smallest example has one query, two positions and two classes; class 0 is right. The value of position 0 speaks
 # for class 0, that of position 1 for class 1. Only the score gap $s_0 - s_1$ is swept. With two positions the bound
@@ -635,8 +635,9 @@ figures.save(figure, "01_saturation", data, results)
 # %% [markdown]
 # How long is the way back if only the scores move, in unit steps? Here $u = (1 - p_0)\,(-2, 2)^\top$ with $p_0$ the
 # probability of class 0, so $b_0 - b_1 = -4 (1 - p_0)$. L1 moves the two scores by equal and opposite amounts, and each
-# step adds $8\, \alpha_0 (1 - \alpha_0)(1 - p_0)$ to the gap. Far to the left that is about $7\, e^{s_0 - s_1}$, so a
-# gap of $-12$ should take about $e^{12}/7$ steps to close.
+# step adds $8\, \alpha_0 (1 - \alpha_0)(1 - p_0)$ to the gap. Far to the left $p_0$ is constant and $\alpha_0 \approx e^{s_0 - s_1}$, so that is
+# about $7\, e^{D}$ with $D = s_0 - s_1$. As a flow, $dD/dt = 7\, e^D$ means $e^{-D} \,dD = 7\, dt$, so from $D = -12$ up to
+# $D \approx 0$ it takes about $(e^{12} - 1)/7 \approx e^{12}/7$ steps.
 
 # %%
 current, taken = -12.0, 0

@@ -133,7 +133,9 @@ def loss_of(queries, keys, values, output=head.output):
 value_gradient = laws.value_gradient(trace.weights, upstream)  # weights.T @ upstream
 check("values", value_gradient, lambda v: loss_of(trace.queries, trace.keys, v), trace.values)
 
-responsibility = laws.responsibility(trace.weights)  # sum_i alpha_ij, all attention that v_j receives
+responsibility = laws.responsibility(
+    trace.weights
+)  # sum_i alpha_ij, all attention that v_j receives
 assert abs(float(responsibility.sum()) - T) < 1e-12
 print("responsibility of each value:", " ".join(f"{r:.2f}" for r in responsibility), f"(sum {T})")
 
@@ -538,7 +540,7 @@ print("b at fixed u, value term: exact at every step size, to 1e-13")
 print("At every step size the loss falls by less than predicted.")
 
 # %% [markdown]
-# In the figure, follow each line against the two grey guides. Loss and compatibility with both terms run along slope 2. The value term
+# The error of the loss is in nats; that of $b$ is the Frobenius norm over all pairs $(i, j)$, masked ones too, in nats per unit of weight. In the figure, follow each line against the two grey guides. Loss and compatibility with both terms run along slope 2. The value term
 # alone runs along slope 1: it is exact only while the queries' demands are frozen.
 
 # %%
@@ -596,7 +598,7 @@ print(f"{(many_cosines < 0).double().mean():.0%} of the values move against thei
 # another class, and four free values. The weights are held fixed, so that only L2 acts. On the left, look at each value's broad grey
 # arrow, the step $-\eta\, G_j$ for $\eta = 5$. It is the sum of the thin ones, one from each query, each the weight $\alpha_{ij}$ times
 # $-u_i$. A label names the query and its weight; pulls with weights below 0.15 are drawn without one. On the right, the same values over
-# many smaller steps: a value goes where its main user points, and $v_3$, which all three use alike, hardly moves.
+# many smaller steps, $\eta = 0.5$ each: a value goes where its main user points, and $v_3$, which all three use alike, hardly moves.
 
 # %%
 angles = torch.tensor([90.0, 210.0, 330.0], dtype=torch.float64).deg2rad()

@@ -25,7 +25,7 @@ records, results = parameters.checked(records=records, results=results)
 ledger = claims.read(records or paths.figures())
 argued = {row.notebook for row in ledger}
 if not records:
-    others = {path.stem for path in paths.notebooks().glob("[0-9]*.py")} - {"05_claims"}
+    others = {path.stem for path in paths.notebooks().glob("[0-9]*.py")} - {"06_claims"}
     assert argued == others, f"no records of {sorted(others - argued)}"
 
 # %% [markdown]
@@ -39,6 +39,9 @@ if not records:
 #
 # For a number that the paper prints, *qualified* says: not its value, though the seeds are the same, but one that as many other seeds
 # could have given.
+#
+# The interval in the table is that of our value. What decides on a printed number is a wider one, the prediction interval for as many new seeds, which
+# stands in its rule.
 #
 # A control is a run or a calculation that could have refuted the claim. Intervals are 95 % intervals over seeds; how each was made is
 # in its record.
