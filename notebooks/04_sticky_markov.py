@@ -434,7 +434,7 @@ pd.DataFrame(
 
 # %%
 shown = {name: value_paths[name][0] for name in ("sgd", "em_like")}
-figure, data, explained = plots.value_trajectories(shown, snapshot_steps)
+figure, data, _ = plots.value_trajectories(shown, snapshot_steps)
 figures.save(figure, "04_value_paths", data, results)
 
 # %%

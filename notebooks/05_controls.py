@@ -316,9 +316,7 @@ own_gap = final(OWN, "sgd", "fresh_loss") - final(OWN, "em_like", "fresh_loss")
 ahead = final(SHARED, "em_like", "fresh_loss", seeds_controls) - final(
     SHARED, "control", "fresh_loss", seeds_controls
 )
-fresh, own_fresh, control_fresh = (
-    claims.mean_interval(values) for values in (gap["fresh"], own_gap, ahead)
-)
+own_fresh, control_fresh = (claims.mean_interval(values) for values in (own_gap, ahead))
 rows.append(
     claims.claim(
         "X2-fresh-data",
@@ -852,11 +850,6 @@ ends.rename(index=ways).round(3)
 first = (
     literal[(literal["round"] == 1) & (literal["penalty"] == 0)].set_index("seed").loc[seeds_grid]
 )
-em_best = [
-    measured["EM-like: V"]["best"][seeds_controls.index(seed)]
-    for seed in seeds_grid
-    if seed in seeds_controls
-]
 mild = literal[literal["penalty"] > 0].groupby("seed")["fresh_loss"].min().loc[seeds_grid]
 gain = claims.mean_interval(uniform - first["train_loss"])
 rows.append(
@@ -937,7 +930,6 @@ figures.save(figure, "05_memory", data, results)
 
 # %%
 peak = worth.loc[worth["memoryless"].idxmax()]
-at_peak, at_paper = gains[peak["noise"]], gains.get(1.0)
 better = {noise: claims.paired_interval(at["linear"], at["head"]) for noise, at in gains.items()}
 wins = [noise for noise, interval in better.items() if interval.low > 0]
 print(f"memory is worth most at noise {peak['noise']:g}: {peak['memoryless']:.4f} nats")
