@@ -989,9 +989,9 @@ meets = {name: own_level[name].mean() for name in ("EM-like: V", "Q, K", "O", "S
 lowest, highest = em_speed["mean"].min(), em_speed["mean"].max()
 Markdown(f"""
 * **Fresh data.** EM-like ends {gap['fresh'].mean():.3f} nats below SGD on a fresh sequence,
-  {own_gap.mean():.3f} with embeddings of each seed's own. On sequences of {length_controls} symbols, at the lowest
-  point of each curve, EM-like comes down to {best['EM-like: V']:.3f} nats on fresh data, plain SGD
-  with a step of 0.1 to {best['SGD 0.1: all']:.3f}, the linear softmax of $x_t$ to
+  {own_gap.mean():.3f} with embeddings of each seed's own. On sequences of {length_controls} symbols,
+  at the lowest point of each curve, EM-like comes down to {best['EM-like: V']:.3f} nats on fresh
+  data, plain SGD with a step of 0.1 to {best['SGD 0.1: all']:.3f}, the linear softmax of $x_t$ to
   {linear_fresh.mean():.3f}.
 * **Whose step.** Steps to SGD's final loss with the large step for the values:
   {meets['EM-like: V']:.0f}; for queries and keys: {meets['Q, K']:.0f}; for the output matrix:
